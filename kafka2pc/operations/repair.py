@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['describe_records', 'describe_ranges', 'describe_topics', 'find_refusal', 'driver_of', 'others_of', 'operate',
-           'end_transaction', 'RestoreStep', 'find_in_databases', 'plan_restore', 'decided_steps', 'is_replayed',
+           'end_transaction', 'RestoreStep', 'decided_steps', 'is_replayed', 'find_in_databases', 'plan_restore',
            'restore', 'adopt_place']
 
 # %% ../../nbs/operations/04_repair.ipynb #c002
@@ -68,7 +68,7 @@ from ..protocol.policies import parallel, retry_unknown
 from ..protocol.states import TxnState
 from ..stores.holders import LockingStore
 
-# %% ../../nbs/operations/04_repair.ipynb #c101
+# %% ../../nbs/operations/04_repair.ipynb #1de6a84a
 def describe_records(c: Committable) -> str:
     """How many records a transaction holds, and in which partitions and offsets, or tables."""
     if c.participant == "kafka":
@@ -108,7 +108,7 @@ def _spell_number(known: int, partitions: Sequence[PartitionRange]) -> str:
         return "an unknown number of records"
     return f"at most {_records(sum(p.last_offset - p.first_offset + 1 for p in partitions))}"
 
-# %% ../../nbs/operations/04_repair.ipynb #c103
+# %% ../../nbs/operations/04_repair.ipynb #870137cc
 _REFUSED = {  # by whether it is decided
     True: (
         "it is decided",
@@ -140,7 +140,7 @@ _REFUSED = {  # by whether it is decided
     ),
 }
 
-# %% ../../nbs/operations/04_repair.ipynb #c105
+# %% ../../nbs/operations/04_repair.ipynb #1a3b1056
 def find_refusal(
     commit: bool, decided: bool | None, transactional_id: str, cost: str
 ) -> Refused | None:
@@ -158,7 +158,7 @@ def find_refusal(
         transactions=(Affected(transactional_id=transactional_id),),
     )
 
-# %% ../../nbs/operations/04_repair.ipynb #c109
+# %% ../../nbs/operations/04_repair.ipynb #4d9d16f7
 def _about(query: Query, last: Decision | None) -> Identity:
     """The identity that the newest record names, with the checkpoint that the operator named."""
     recorded = last.identity if last and last.identity else Identity()
@@ -174,7 +174,7 @@ def driver_of(query: Query) -> Driver:
         about=_about(query, newest_record(query.log)),
     )
 
-# %% ../../nbs/operations/04_repair.ipynb #c111
+# %% ../../nbs/operations/04_repair.ipynb #533e95d5
 def others_of(last: Decision | None) -> list[str]:
     """The names of the stores beside Kafka that a query writes, as its newest record names them."""
     return sorted({name for name, _ in last.stores} - {"kafka"}) if last else []
@@ -206,17 +206,7 @@ def _check_stores(query: Query, last: Decision | None, given: Iterable[str], eve
             ),
         )
 
-
-def _open_store(database: Database, newest: Decision | None, prefix: str) -> Participant:
-    """The participant of a database, with the table and the prefix that the newest decision
-    names.
-    """
-    cs = [c for c in newest.committables if c.participant == database.name] if newest else []
-    tables = [p.topic for c in cs for p in c.partitions] or [database.name]
-    prefixes = [known_name(c.transactional_id).prefix for c in cs] or [prefix]
-    return database.open(tables[0], prefixes[0])
-
-# %% ../../nbs/operations/04_repair.ipynb #04ef26ba
+# %% ../../nbs/operations/04_repair.ipynb #da3ccd5c
 def _check_known(driver: Driver, newest: Decision, name: str) -> None:
     """Raises `BadOption` if the database `name` has no line of a transaction of the newest
     decision, and the query has not gone on behind it. (Version 0.1.0 did not record which table
@@ -243,7 +233,50 @@ def _is_over(driver: Driver, decision: Decision) -> bool:
     batch_id = decision.slot.batch_id
     return later_batch(driver.log, batch_id) or driver.spark_committed(batch_id)
 
-# %% ../../nbs/operations/04_repair.ipynb #c113
+# %% ../../nbs/operations/04_repair.ipynb #987e6c29
+def _open_store(database: Database, newest: Decision | None, prefix: str) -> Participant:
+    """The participant of a database, with the table and the prefix that the newest decision
+    names.
+    """
+    cs = [c for c in newest.committables if c.participant == database.name] if newest else []
+    tables = [p.topic for c in cs for p in c.partitions] or [database.name]
+    prefixes = [known_name(c.transactional_id).prefix for c in cs] or [prefix]
+    return database.open(tables[0], prefixes[0])
+
+
+def _driver(
+    query: Query, kafka: KafkaParticipant, databases: Mapping[str, Database], lost: str
+) -> Driver:
+    newest = newest_commit(query.log)
+    opened = {name: _open_store(d, newest, kafka.prefix) for name, d in databases.items()}
+    return Driver(
+        query_id=query.query_id,
+        log=query.log,
+        participants={"kafka": kafka, **opened},
+        policy=Policy(
+            each=parallel(),
+            retry=retry_unknown,
+            retry_end=partial(retry_unknown, 600, total_ms=60_000, first_ms=2, longest_ms=100),
+            lost_transactions=lost,
+        ),
+        about=_about(query, newest_record(query.log)),
+        spark_committed=query.spark_committed,
+    )
+
+# %% ../../nbs/operations/04_repair.ipynb #ccc575f5
+def _check_log(driver: Driver, every: bool) -> None:
+    """Is this the log of this query, and are these its stores? `every`: has it no other one?"""
+    newest, last = newest_commit(driver.log), newest_record(driver.log)
+    if every:
+        check_identity(driver, -1)
+    elif last:
+        check_record(driver, last)
+    if newest:
+        check_own(driver, newest)
+        for name in set(driver.participants) - {"kafka"}:
+            _check_known(driver, newest, name)
+
+
 @contextmanager
 def operate(
     conf: Mapping,
@@ -274,40 +307,7 @@ def operate(
     finally:
         kafka.close()
 
-# %% ../../nbs/operations/04_repair.ipynb #22f90e5d
-def _driver(
-    query: Query, kafka: KafkaParticipant, databases: Mapping[str, Database], lost: str
-) -> Driver:
-    newest = newest_commit(query.log)
-    opened = {name: _open_store(d, newest, kafka.prefix) for name, d in databases.items()}
-    return Driver(
-        query_id=query.query_id,
-        log=query.log,
-        participants={"kafka": kafka, **opened},
-        policy=Policy(
-            each=parallel(),
-            retry=retry_unknown,
-            retry_end=partial(retry_unknown, 600, total_ms=60_000, first_ms=2, longest_ms=100),
-            lost_transactions=lost,
-        ),
-        about=_about(query, newest_record(query.log)),
-        spark_committed=query.spark_committed,
-    )
-
-
-def _check_log(driver: Driver, every: bool) -> None:
-    """Is this the log of this query, and are these its stores? `every`: has it no other one?"""
-    newest, last = newest_commit(driver.log), newest_record(driver.log)
-    if every:
-        check_identity(driver, -1)
-    elif last:
-        check_record(driver, last)
-    if newest:
-        check_own(driver, newest)
-        for name in set(driver.participants) - {"kafka"}:
-            _check_known(driver, newest, name)
-
-# %% ../../nbs/operations/04_repair.ipynb #c117
+# %% ../../nbs/operations/04_repair.ipynb #81906d46
 def _committable(survey: Survey, transactional_id: str) -> Committable:
     """An open transaction as the broker describes it. Raises `Refused` if it is not open."""
     d = describe_transactions(survey, [transactional_id]).get(transactional_id)
@@ -326,7 +326,7 @@ def _committable(survey: Survey, transactional_id: str) -> Committable:
         partitions=find_records(survey, d.partitions, d.producer_id),
     )
 
-# %% ../../nbs/operations/04_repair.ipynb #c119
+# %% ../../nbs/operations/04_repair.ipynb #a0e2ac25
 def _in_decision(driver: Driver, c: Committable) -> Committable | None:
     """The same transaction in the newest decision, which counts its records; None: not there."""
     newest = newest_commit(driver.log)
@@ -357,7 +357,7 @@ def _check_gate(driver: Driver, c: Committable, commit: bool, force: bool) -> No
             transactions=affected([c]),
         )
 
-# %% ../../nbs/operations/04_repair.ipynb #c123
+# %% ../../nbs/operations/04_repair.ipynb #d6ea4373
 def _end(survey: Survey, c: Committable, commit: bool) -> None:
     """Send the end, again after each unclear answer. Raises `OutcomeUnknown`, `Refused`."""
     outcome = retry_unknown()(
@@ -396,7 +396,7 @@ _COST = {  # (commit, known) -> what a forced end costs
     (False, False): "lost, if it was decided and its checkpoint is gone",
 }
 
-# %% ../../nbs/operations/04_repair.ipynb #c125
+# %% ../../nbs/operations/04_repair.ipynb #5017709f
 def _fence_if_alive(driver: Driver, token: Token) -> None:
     """Fence the run that holds `token`, unless a newer run has claimed already. Otherwise it could
     decide between our read of the log and our abort.
@@ -405,7 +405,7 @@ def _fence_if_alive(driver: Driver, token: Token) -> None:
     if last is None or not token < last.token:
         fence(driver)
 
-# %% ../../nbs/operations/04_repair.ipynb #c127
+# %% ../../nbs/operations/04_repair.ipynb #05c000d7
 def end_transaction(
     survey: Survey,
     transactional_id: str,
@@ -436,7 +436,7 @@ def end_transaction(
     _end(survey, c, commit)
     return _report(c, commit, refusal is not None, own is not None)
 
-# %% ../../nbs/operations/04_repair.ipynb #c131
+# %% ../../nbs/operations/04_repair.ipynb #d8607ff3
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreStep:
     """One transaction, and what restore does with it, or has done: `commit`, `abort`, `nothing` (it
@@ -457,7 +457,7 @@ class RestoreStep:
     records: int | None = None
     participant: str = "kafka"
 
-# %% ../../nbs/operations/04_repair.ipynb #c133
+
 _DO: dict[TxnState | None, str] = {
     TxnState.PRECOMMITTED: "commit",
     TxnState.OPEN: "commit",
@@ -480,23 +480,7 @@ def _step(c: Committable, batch_id: int, do: str, gone: Sequence[Gone] = ()) -> 
         participant=c.participant,
     )
 
-
-def _steps_of(driver: Driver, decision: Decision) -> list[RestoreStep]:
-    """What is left to do for each transaction of a decision, in the stores of the driver."""
-    cs = [c for c in decision.committables if c.participant in driver.participants]
-    removed = removed_rows(driver, cs)
-    # rule 7: asked after the rows, because what is committed may go like any rows
-    states = {c: s.state for c, s in zip(cs, describe_all(driver, cs), strict=True)}
-    do = {c: _DO[state] for c, state in states.items() if state in _DO}
-    if driver.policy.lost_transactions != "skip":
-        do |= {c: "lost" for c in removed if do.get(c) == "commit"}
-    do |= _fates(driver, decision, {c: states[c] for c in cs if c not in do}, removed)
-    left = {c: _left_ms(c) for c, state in states.items() if state is TxnState.PRECOMMITTED}
-    gone = {c: found for c, found in removed.items() if do[c] in ("lost", "reopen")}
-    steps = {c: _step(c, decision.slot.batch_id, do[c], gone.get(c, ())) for c in cs}
-    return [replace(step, left_ms=left.get(c)) for c, step in steps.items()]
-
-# %% ../../nbs/operations/04_repair.ipynb #2917c8e3
+# %% ../../nbs/operations/04_repair.ipynb #4610e706
 def _fates(
     driver: Driver,
     decision: Decision,
@@ -531,7 +515,74 @@ def _way_out(
         return "salvage"
     return "reopen" if may_reopen(driver, judged) else "lost"
 
-# %% ../../nbs/operations/04_repair.ipynb #c135
+# %% ../../nbs/operations/04_repair.ipynb #6298f253
+def _steps_of(driver: Driver, decision: Decision) -> list[RestoreStep]:
+    """What is left to do for each transaction of a decision, in the stores of the driver."""
+    cs = [c for c in decision.committables if c.participant in driver.participants]
+    removed = removed_rows(driver, cs)
+    # rule 7: asked after the rows, because what is committed may go like any rows
+    states = {c: s.state for c, s in zip(cs, describe_all(driver, cs), strict=True)}
+    do = {c: _DO[state] for c, state in states.items() if state in _DO}
+    if driver.policy.lost_transactions != "skip":
+        do |= {c: "lost" for c in removed if do.get(c) == "commit"}
+    do |= _fates(driver, decision, {c: states[c] for c in cs if c not in do}, removed)
+    left = {c: _left_ms(c) for c, state in states.items() if state is TxnState.PRECOMMITTED}
+    gone = {c: found for c, found in removed.items() if do[c] in ("lost", "reopen")}
+    steps = {c: _step(c, decision.slot.batch_id, do[c], gone.get(c, ())) for c in cs}
+    return [replace(step, left_ms=left.get(c)) for c, step in steps.items()]
+
+
+def _gate_steps(driver: Driver, decision: Decision, do: str) -> list[RestoreStep]:
+    """A step for each gate of a decision that is open."""
+    gates = [c for c in decision.gates if c.participant in driver.participants]
+    states = [d.state for d in describe_all(driver, gates)]
+    return [
+        RestoreStep(
+            do=do,
+            transactional_id=c.transactional_id,
+            batch_id=decision.slot.batch_id,
+            holds="the gate that hides the batch",
+            left_ms=_left_ms(c),
+            participant=c.participant,
+        )
+        for c, state in zip(gates, states, strict=True)
+        if _DO.get(state) == "commit"
+    ]
+
+# %% ../../nbs/operations/04_repair.ipynb #b2f63b39
+def decided_steps(driver: Driver) -> list[RestoreStep]:
+    """The same for the transactions of the newest decision, and for its gates."""
+    newest = newest_commit(driver.log)
+    if newest is None:
+        return []
+    steps = _steps_of(driver, newest)
+    fates = {step.do for step in steps}
+    if "lost" in fates and driver.policy.lost_transactions != "skip":
+        return steps  # that is reported, and the gate stays
+    do = "abort" if "reopen" in fates else "show"
+    return [*steps, *_gate_steps(driver, newest, do)]
+
+
+def is_replayed(driver: Driver) -> bool:
+    """Will Spark write all of the newest decided batch again when the query starts? Nothing of it
+    is visible then.
+    """
+    newest = newest_commit(driver.log)
+    judged = judge(driver, newest) if newest else None
+    return judged is not None and may_reopen(driver, judged)
+
+# %% ../../nbs/operations/04_repair.ipynb #b00e445a
+def _batch_of(name: Name, newest: Decision | None, last: Decision | None) -> int:
+    """The batch of an undecided transaction. Its name has the batch in which its run began, and
+    whether its own is even or odd: so it is the newest one that the run can have planned, or the
+    one before. `last`: the newest record of the log.
+    """
+    planned = newest.slot.batch_id + 1 if newest else 0
+    if last and name.token < last.token:  # the run ended where the newest one began
+        planned = last.token.batch_id
+    return max(name.token.batch_id, planned - (planned % 2 != name.parity))
+
+# %% ../../nbs/operations/04_repair.ipynb #6aa5c82a
 def _undecided_steps(driver: Driver, newest: Decision | None) -> list[RestoreStep]:
     """An abort for each open transaction that is not part of the newest decision."""
     last = newest_record(driver.log)
@@ -554,17 +605,17 @@ def _undecided_steps(driver: Driver, newest: Decision | None) -> list[RestoreSte
     ]
 
 
-def _batch_of(name: Name, newest: Decision | None, last: Decision | None) -> int:
-    """The batch of an undecided transaction. Its name has the batch in which its run began, and
-    whether its own is even or odd: so it is the newest one that the run can have planned, or the
-    one before. `last`: the newest record of the log.
-    """
-    planned = newest.slot.batch_id + 1 if newest else 0
-    if last and name.token < last.token:  # the run ended where the newest one began
-        planned = last.token.batch_id
-    return max(name.token.batch_id, planned - (planned % 2 != name.parity))
+def _under_each_prefix(driver: Driver) -> list[Driver]:
+    """The driver, and the same one under each other prefix that its log names."""
+    stores = driver.participants
+    now = {store_identity(p).prefix for p in stores.values()}
+    twins = [
+        {name: p.under(prefix) for name, p in stores.items() if isinstance(p, Identified)}
+        for prefix in sorted(log_prefixes(driver.log) - now)
+    ]
+    return [driver, *(replace(driver, participants=twin) for twin in twins)]
 
-# %% ../../nbs/operations/04_repair.ipynb #47d4d751
+# %% ../../nbs/operations/04_repair.ipynb #8b1da510
 def find_in_databases(driver: Driver) -> list[FoundTransaction]:
     """What the query has open in the stores of the driver beside Kafka."""
     newest, last = newest_commit(driver.log), newest_record(driver.log)
@@ -593,62 +644,67 @@ def find_in_databases(driver: Driver) -> list[FoundTransaction]:
     return found
 
 
-def _under_each_prefix(driver: Driver) -> list[Driver]:
-    """The driver, and the same one under each other prefix that its log names."""
-    stores = driver.participants
-    now = {store_identity(p).prefix for p in stores.values()}
-    twins = [
-        {name: p.under(prefix) for name, p in stores.items() if isinstance(p, Identified)}
-        for prefix in sorted(log_prefixes(driver.log) - now)
-    ]
-    return [driver, *(replace(driver, participants=twin) for twin in twins)]
-
-
 def plan_restore(driver: Driver) -> list[RestoreStep]:
     """What `restore` would do now, decided transactions first. Writes nothing."""
     return decided_steps(driver) + _undecided_steps(driver, newest_commit(driver.log))
 
-# %% ../../nbs/operations/04_repair.ipynb #153939d3
-def decided_steps(driver: Driver) -> list[RestoreStep]:
-    """The same for the transactions of the newest decision, and for its gates."""
-    newest = newest_commit(driver.log)
-    if newest is None:
+# %% ../../nbs/operations/04_repair.ipynb #9613d23e
+def _still_hiding(driver: Driver, planned: Iterable[RestoreStep]) -> list[Committable]:
+    """The gates that were to end, and are open."""
+    gates = {s.transactional_id for s in planned if s.do == "show"}
+    stores = driver.participants.values() if gates else ()
+    found = (c for p in stores for c in p.in_doubt(driver.query_id))
+    return [c for c in found if c.transactional_id in gates]
+
+
+def _repaired(driver: Driver, batch_ids: Iterable[int]) -> dict[str, str]:
+    """What the log says of transactions that are decided no more."""
+    records = [d for batch_id in batch_ids for d in driver.log.chain(batch_id)]
+    return {
+        c.transactional_id: "reopen" if d.kind == LOST else "salvage"
+        for d in records
+        for c in d.lost
+    }
+
+
+def _new_steps(decided: Decision | None, known: Container[str]) -> list[RestoreStep]:
+    """The transactions that hold rows of others now."""
+    if decided is None:
         return []
-    steps = _steps_of(driver, newest)
-    fates = {step.do for step in steps}
-    if "lost" in fates and driver.policy.lost_transactions != "skip":
-        return steps  # that is reported, and the gate stays
-    do = "abort" if "reopen" in fates else "show"
-    return [*steps, *_gate_steps(driver, newest, do)]
+    new = [c for c in decided.committables if c.transactional_id not in known]
+    return [_step(c, decided.slot.batch_id, "commit") for c in new]
+
+# %% ../../nbs/operations/04_repair.ipynb #d3937934
+_OTHERWISE = {  # (planned, state afterwards) -> done, where that is not what was planned
+    ("commit", None): "nothing",
+    ("commit", TxnState.ABORTED): "lost",
+    ("abort", TxnState.COMMITTED): "commit",
+    ("lost", TxnState.COMMITTED): "nothing",
+    ("salvage", TxnState.COMMITTED): "nothing",
+    ("salvage", TxnState.ABORTED): "lost",
+}
 
 
-def _gate_steps(driver: Driver, decision: Decision, do: str) -> list[RestoreStep]:
-    """A step for each gate of a decision that is open."""
-    gates = [c for c in decision.gates if c.participant in driver.participants]
-    states = [d.state for d in describe_all(driver, gates)]
-    return [
-        RestoreStep(
-            do=do,
-            transactional_id=c.transactional_id,
-            batch_id=decision.slot.batch_id,
-            holds="the gate that hides the batch",
-            left_ms=_left_ms(c),
-            participant=c.participant,
-        )
-        for c, state in zip(gates, states, strict=True)
-        if _DO.get(state) == "commit"
+def _done(
+    driver: Driver, planned: list[RestoreStep], decided: Decision | None
+) -> list[RestoreStep]:
+    """What became of the planned steps. Raises `OutcomeUnknown` if a decided one is still open."""
+    cs = decided.committables if decided else ()
+    state_of = {c: s.state for c, s in zip(cs, describe_all(driver, cs), strict=True)}
+    left = [c for c, state in state_of.items() if _DO.get(state) == "commit"]
+    left += _still_hiding(driver, planned)
+    if left:
+        raise left_open(driver.query_id, left)
+    states = {c.transactional_id: state for c, state in state_of.items()}
+    otherwise = lambda s: _OTHERWISE.get((s.do, states.get(s.transactional_id)), s.do)
+    repaired = _repaired(driver, {s.batch_id for s in planned})
+    done = [
+        replace(s, do=repaired.get(s.transactional_id) or otherwise(s), left_ms=None)
+        for s in planned
     ]
+    return done + _new_steps(decided, {s.transactional_id for s in planned})
 
-
-def is_replayed(driver: Driver) -> bool:
-    """Will Spark write all of the newest decided batch again when the query starts? Nothing of it
-    is visible then.
-    """
-    newest = newest_commit(driver.log)
-    judged = judge(driver, newest) if newest else None
-    return judged is not None and may_reopen(driver, judged)
-
-# %% ../../nbs/operations/04_repair.ipynb #c138
+# %% ../../nbs/operations/04_repair.ipynb #67afd188
 def restore(driver: Driver) -> list[RestoreStep]:
     """Commit what is decided, abort the rest; what was aborted after its decision is written again.
     Returns what was done, as the log and the stores describe it afterwards. Raises
@@ -679,63 +735,7 @@ def _complete(driver: Driver) -> None:
         with suppress(Reopened):
             complete(driver, decided)
 
-# %% ../../nbs/operations/04_repair.ipynb #c151
-_OTHERWISE = {  # (planned, state afterwards) -> done, where that is not what was planned
-    ("commit", None): "nothing",
-    ("commit", TxnState.ABORTED): "lost",
-    ("abort", TxnState.COMMITTED): "commit",
-    ("lost", TxnState.COMMITTED): "nothing",
-    ("salvage", TxnState.COMMITTED): "nothing",
-    ("salvage", TxnState.ABORTED): "lost",
-}
-
-
-def _done(
-    driver: Driver, planned: list[RestoreStep], decided: Decision | None
-) -> list[RestoreStep]:
-    """What became of the planned steps. Raises `OutcomeUnknown` if a decided one is still open."""
-    cs = decided.committables if decided else ()
-    state_of = {c: s.state for c, s in zip(cs, describe_all(driver, cs), strict=True)}
-    left = [c for c, state in state_of.items() if _DO.get(state) == "commit"]
-    left += _still_hiding(driver, planned)
-    if left:
-        raise left_open(driver.query_id, left)
-    states = {c.transactional_id: state for c, state in state_of.items()}
-    otherwise = lambda s: _OTHERWISE.get((s.do, states.get(s.transactional_id)), s.do)
-    repaired = _repaired(driver, {s.batch_id for s in planned})
-    done = [
-        replace(s, do=repaired.get(s.transactional_id) or otherwise(s), left_ms=None)
-        for s in planned
-    ]
-    return done + _new_steps(decided, {s.transactional_id for s in planned})
-
-
-def _still_hiding(driver: Driver, planned: Iterable[RestoreStep]) -> list[Committable]:
-    """The gates that were to end, and are open."""
-    gates = {s.transactional_id for s in planned if s.do == "show"}
-    stores = driver.participants.values() if gates else ()
-    found = (c for p in stores for c in p.in_doubt(driver.query_id))
-    return [c for c in found if c.transactional_id in gates]
-
-
-def _repaired(driver: Driver, batch_ids: Iterable[int]) -> dict[str, str]:
-    """What the log says of transactions that are decided no more."""
-    records = [d for batch_id in batch_ids for d in driver.log.chain(batch_id)]
-    return {
-        c.transactional_id: "reopen" if d.kind == LOST else "salvage"
-        for d in records
-        for c in d.lost
-    }
-
-# %% ../../nbs/operations/04_repair.ipynb #73690742
-def _new_steps(decided: Decision | None, known: Container[str]) -> list[RestoreStep]:
-    """The transactions that hold rows of others now."""
-    if decided is None:
-        return []
-    new = [c for c in decided.committables if c.transactional_id not in known]
-    return [_step(c, decided.slot.batch_id, "commit") for c in new]
-
-# %% ../../nbs/operations/04_repair.ipynb #c140
+# %% ../../nbs/operations/04_repair.ipynb #e6e73620
 def adopt_place(
     query: Query, *, topic: str | None = None, prefix: str | None = None
 ) -> Decision | None:

@@ -37,7 +37,7 @@ class Affected:
         """How many records are at `places`. None: not known."""
         return total(p.records for p in self.places)
 
-# %% ../../nbs/protocol/12_error_fields.ipynb #c006
+
 def total(counts: Iterable[int | None]) -> int | None:
     """The sum; None if there is nothing to add, or one of them is not known."""
     known = list(counts)

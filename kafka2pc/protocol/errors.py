@@ -71,21 +71,29 @@ class TwoPhaseError(Exception):
         """How many records are there. None: not known."""
         return total(t.records for t in self.transactions)
 
-# %% ../../nbs/protocol/06_errors.ipynb #c006
+# %% ../../nbs/protocol/06_errors.ipynb #f7ce21e7
 NOTHING_WRITTEN = "No. Nothing was written."
+
+
 REPLAYED = (
     "No. Nothing of this attempt becomes visible. A stream replays the batch; a batch job has to be"
     " run again."
 )
+
+
 UNTOUCHED = "No. Nothing was touched."
+
+
 # what is decided and then aborted by its store, which a transaction without timeout never is
 _AGAIN = "as long as its topic has the rows or Spark replays them"
+
+
 DECIDED = (
     "Not yet. The batch is decided, and a restart commits it. A transaction that times out before"
     f" that is written again, {_AGAIN}."
 )
 
-# %% ../../nbs/protocol/06_errors.ipynb #c021
+
 def describe_error(e: Exception) -> str:
     """An error in one line: without why, risk and action, which are about a batch that failed."""
     if isinstance(e, TwoPhaseError) and e.code:

@@ -19,7 +19,7 @@ from typing import Any, Iterable, Iterator, Protocol
 from .clock import CLOCK
 from .participant import Outcome
 
-# %% ../../nbs/protocol/08_history.ipynb #c006
+# %% ../../nbs/protocol/08_history.ipynb #4cedf228
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
     """One fact. `op` names the operation, `ids` say on what; `at_ms` is the writer's clock in
@@ -35,7 +35,7 @@ class Event:
 
 _KIND = {Outcome.DONE: "ok", Outcome.REFUSED: "fail", Outcome.UNKNOWN: "info"}
 
-# %% ../../nbs/protocol/08_history.ipynb #c008
+
 class Watcher(Protocol):
     """An object that sees each event of a history as it is written."""
 

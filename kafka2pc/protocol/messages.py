@@ -41,7 +41,7 @@ class Plan:
     task: int = field(default=0, compare=False)  # the number of the task; set in the task
     gates: tuple["Committable", ...] = ()  # hide the rows of the batch until all are committed
 
-# %% ../../nbs/protocol/03_messages.ipynb #c019
+# %% ../../nbs/protocol/03_messages.ipynb #f10d649f
 @dataclass(frozen=True, slots=True)
 class PreparedTxnState:
     """The broker's numbers for one transaction (KIP-939): unique if each transaction has an epoch
@@ -62,7 +62,7 @@ class PartitionRange:
     first_offset: int = -1
     last_offset: int = -1
 
-# %% ../../nbs/protocol/03_messages.ipynb #c008
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Committable:
     """All that finishes a pre-committed transaction."""

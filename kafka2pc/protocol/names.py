@@ -38,7 +38,7 @@ def parse_token(text: str) -> Token:
     batch_id, attempt, random = text.split(".")
     return Token(int(batch_id), int(attempt), random)
 
-# %% ../../nbs/protocol/02_names.ipynb #c010
+# %% ../../nbs/protocol/02_names.ipynb #95a5cf89
 _CLAIMS = 1000  # for so many claims a process keeps counters
 
 
@@ -62,7 +62,7 @@ class _Process:
         self.counters[batch] = newest, number + 1
         return number
 
-# %% ../../nbs/protocol/02_names.ipynb #0333ce5b
+# %% ../../nbs/protocol/02_names.ipynb #b1195e16
 class Names:
     """The transactional ids of this worker process. Never returns one twice within a batch, nor one
     that was retired, whatever other queries and threads ask for in between.
@@ -96,7 +96,7 @@ class Names:
             mine = self._mine = _Process()
         return mine
 
-# %% ../../nbs/protocol/02_names.ipynb #c008
+# %% ../../nbs/protocol/02_names.ipynb #a29e3382
 # prefix-query-token-process-counter-parity
 _NAME = re.compile(
     r"(?P<prefix>(?s:.*))"
@@ -138,14 +138,14 @@ def known_name(transactional_id: str) -> Name:
         raise ValueError(f"{transactional_id} is not a transactional id of kafka2pc")
     return name
 
-
+# %% ../../nbs/protocol/02_names.ipynb #bc9b1e49
 def is_random(query_id: str) -> bool:
     """Has Spark made this query id? One that is made of a name or of a key may also be that of
     another application, which uses the same name.
     """
     return uuid.UUID(query_id).version == 4
 
-# %% ../../nbs/protocol/02_names.ipynb #361df3cd
+
 def name_of_query(transactional_id: str, query_id: str, prefix: str) -> Name | None:
     """The parts of an id that `Names` made for this query: under `prefix`, or under any other one
     that the query had before, if Spark has made the query id. None for another id.

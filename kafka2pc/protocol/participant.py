@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Transaction', 'Outcome', 'Description', 'Participant', 'EndsMany', 'MayHide', 'Recalls', 'Gone', 'MayRemove',
-           'Unended', 'OpensGate', 'RowsMissing', 'KeepsAborted', 'StoreIdentity', 'KeepsId', 'Identified',
+           'RowsMissing', 'KeepsAborted', 'Unended', 'OpensGate', 'StoreIdentity', 'KeepsId', 'Identified',
            'store_identity', 'OpenBeside', 'Shared', 'ChecksColumns', 'list_some', 'Brief', 'briefly',
            'TransactionBase']
 
@@ -18,7 +18,7 @@ from typing import Any, Iterable, Mapping, NamedTuple, Protocol, Self, Sequence,
 from .messages import Committable, Plan
 from .states import TxnState, step
 
-# %% ../../nbs/protocol/04_participant.ipynb #c012
+# %% ../../nbs/protocol/04_participant.ipynb #5bf1fc83
 class Transaction(Protocol):
     """One transaction in its task. An exception in the `with` block aborts it before `precommit`,
     and leaves it pre-committed after. `write` raises `IllegalStep` after `precommit`. Leaving it
@@ -33,7 +33,7 @@ class Transaction(Protocol):
     # None: nothing was written, and nothing is open
     def precommit(self) -> Committable | None: ...
 
-# %% ../../nbs/protocol/04_participant.ipynb #c006
+
 class Outcome(Enum):
     """A store's answer. UNKNOWN: only asking again with the same Committable is safe."""
 
@@ -41,7 +41,7 @@ class Outcome(Enum):
     REFUSED = "refused"
     UNKNOWN = "unknown"
 
-# %% ../../nbs/protocol/04_participant.ipynb #c023
+# %% ../../nbs/protocol/04_participant.ipynb #eda362ef
 @dataclass(frozen=True, slots=True)
 class Description:
     """The state (None: no longer known), whether enough time is left before its timeout, and, of a
@@ -52,7 +52,7 @@ class Description:
     in_time: bool = True
     complete: bool = True
 
-# %% ../../nbs/protocol/04_participant.ipynb #c025
+
 class Participant(Protocol):
     """A store that can pre-commit. Every method may be called again after a crash.
 
@@ -77,7 +77,7 @@ class Participant(Protocol):
     ) -> list[Description]: ...
     def in_doubt(self, query_id: str) -> list[Committable]: ...
 
-
+# %% ../../nbs/protocol/04_participant.ipynb #3e2432de
 @runtime_checkable
 class EndsMany(Protocol):
     """What a participant also has if it can end thousands of transactions in less time than one by
@@ -107,7 +107,7 @@ class Recalls(Protocol):
 
     def committed_later(self, last: Mapping[str, Committable | None]) -> list[str]: ...
 
-# %% ../../nbs/protocol/04_participant.ipynb #7ea002eb
+# %% ../../nbs/protocol/04_participant.ipynb #daa1f64c
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gone:
     """Offsets of a pre-committed transaction that its store has no more. `why`: a sentence."""
@@ -129,6 +129,29 @@ class MayRemove(Protocol):
     def gone(self, cs: Sequence[Committable]) -> list[tuple[Gone, ...]]: ...
 
 
+class RowsMissing(Exception):
+    """Rows of aborted transactions that their store does not have any more. `gone`: their places,
+    by Committable.
+    """
+
+    def __init__(self, gone: Mapping[Committable, tuple[Gone, ...]]) -> None:
+        super().__init__(gone)
+        self.gone = gone
+
+
+@runtime_checkable
+class KeepsAborted(Protocol):
+    """What a participant also has if its store keeps the rows of an aborted transaction for a
+    while. `final`: for each of `cs`, in order, COMMITTED or ABORTED if that can never change any
+    more; None: not proven. `write_again`: the rows of `lost`, which are aborted, in a new
+    transaction of `plan`, pre-committed. Raises `RowsMissing`, and leaves nothing open, if not each
+    of the rows is there.
+    """
+
+    def final(self, cs: Sequence[Committable]) -> list[TxnState | None]: ...
+    def write_again(self, lost: Sequence[Committable], plan: Plan) -> Committable: ...
+
+# %% ../../nbs/protocol/04_participant.ipynb #08257baf
 class Unended(NamedTuple):
     """What has not ended yet. `ending`: the end has begun, and has not reached all places."""
 
@@ -151,30 +174,7 @@ class OpensGate(Protocol):
     def open_gate(self, plan: Plan) -> Committable: ...
     def unended(self, query_id: str) -> Unended: ...
 
-
-class RowsMissing(Exception):
-    """Rows of aborted transactions that their store does not have any more. `gone`: their places,
-    by Committable.
-    """
-
-    def __init__(self, gone: Mapping[Committable, tuple[Gone, ...]]) -> None:
-        super().__init__(gone)
-        self.gone = gone
-
-# %% ../../nbs/protocol/04_participant.ipynb #e58b04c5
-@runtime_checkable
-class KeepsAborted(Protocol):
-    """What a participant also has if its store keeps the rows of an aborted transaction for a
-    while. `final`: for each of `cs`, in order, COMMITTED or ABORTED if that can never change any
-    more; None: not proven. `write_again`: the rows of `lost`, which are aborted, in a new
-    transaction of `plan`, pre-committed. Raises `RowsMissing`, and leaves nothing open, if not each
-    of the rows is there.
-    """
-
-    def final(self, cs: Sequence[Committable]) -> list[TxnState | None]: ...
-    def write_again(self, lost: Sequence[Committable], plan: Plan) -> Committable: ...
-
-# %% ../../nbs/protocol/04_participant.ipynb #c031
+# %% ../../nbs/protocol/04_participant.ipynb #0f0b7017
 @dataclass(frozen=True, slots=True)
 class StoreIdentity:
     """What the driver keeps of a store: the `prefix` of its transactional ids, the `topic` into
@@ -211,7 +211,7 @@ def store_identity(store: Participant) -> StoreIdentity:
     """That of a participant, which may have none."""
     return store.identity() if isinstance(store, Identified) else StoreIdentity()
 
-
+# %% ../../nbs/protocol/04_participant.ipynb #29d7906d
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenBeside:
     """An open transaction of another query. `places`: the topics or tables that it holds. In ms:
@@ -226,7 +226,7 @@ class OpenBeside:
     left_ms: float | None = None
     abort_with: str
 
-# %% ../../nbs/protocol/04_participant.ipynb #e62f0523
+
 @runtime_checkable
 class Shared(Protocol):
     """What a participant also has if it can list what other queries with its prefix have open in
@@ -250,7 +250,7 @@ def list_some(texts: Sequence[str], most: int = 5) -> str:
     more = len(texts) - most
     return "; ".join(texts[:most]) + (f"; and {more} more" if more > 0 else "")
 
-
+# %% ../../nbs/protocol/04_participant.ipynb #fd886375
 @runtime_checkable
 class Brief(Protocol):
     """What a participant also has if it can limit its own waiting. `briefly`: the same store, which

@@ -8,7 +8,7 @@ __all__ = ['TRANSITIONS', 'TxnState', 'IllegalStep', 'step', 'require']
 # %% ../../nbs/protocol/01_states.ipynb #c002
 from enum import Enum
 
-# %% ../../nbs/protocol/01_states.ipynb #c014
+# %% ../../nbs/protocol/01_states.ipynb #bd348bd4
 class TxnState(Enum):
     """The states of one transaction of a participant."""
 
@@ -17,7 +17,7 @@ class TxnState(Enum):
     COMMITTED = "committed"
     ABORTED = "aborted"
 
-# %% ../../nbs/protocol/01_states.ipynb #c005
+
 TRANSITIONS = {
     (TxnState.OPEN, "write"): TxnState.OPEN,
     (TxnState.OPEN, "precommit"): TxnState.PRECOMMITTED,

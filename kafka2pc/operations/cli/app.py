@@ -227,17 +227,23 @@ def _play_seeds(
         print_json({"histories": played.count, "rows": played.rows, "wrong": played.wrong})
     return bool(played.wrong)
 
-# %% ../../../nbs/operations/cli/04_app.ipynb #c123
+# %% ../../../nbs/operations/cli/04_app.ipynb #e8433b7d
 _Only = Annotated[
     list[str] | None,
     typer.Option(
         help="points, cases, dual, pipelines, random, soak, or words of a title; repeatable."
     ),
 ]
+
+
 _Minutes = Annotated[float, typer.Option(min=0, help="Then run random steps for so many minutes.")]
+
+
 _Soak = Annotated[
     float, typer.Option(min=0, help="Then run one query for so many minutes: nothing may grow.")
 ]
+
+
 _Seed = Annotated[
     int | None,
     typer.Option(
@@ -245,15 +251,26 @@ _Seed = Annotated[
         show_default="random",
     ),
 ]
+
+
 _Seeds = Annotated[
     int, typer.Option(min=0, help="Only run so many simulated histories of each kind.")
 ]
+
+
 _Histories = Annotated[
     list[str] | None,
     typer.Option(help="Kinds of simulated histories; all of them if not given."),
 ]
 
 
+def _as_row(result: Any) -> dict[str, Any]:
+    """The result of a drill, for JSON."""
+    names = ("found", "counts", "crashes", "records", "restore_s", "seconds")
+    facts = {name: getattr(result, name) for name in names}
+    return {"kind": result.drill.kind, "title": result.drill.title} | facts
+
+# %% ../../../nbs/operations/cli/04_app.ipynb #082b9e03
 @app.command()
 def drill(
     only: _Only = None,
@@ -292,13 +309,6 @@ def drill(
     if as_json:
         print_json([_as_row(r) for r in results])
     raise typer.Exit(ExitStatus.FAILED if any(r.found for r in results) else ExitStatus.DONE)
-
-# %% ../../../nbs/operations/cli/04_app.ipynb #84fa4bca
-def _as_row(result: Any) -> dict[str, Any]:
-    """The result of a drill, for JSON."""
-    names = ("found", "counts", "crashes", "records", "restore_s", "seconds")
-    facts = {name: getattr(result, name) for name in names}
-    return {"kind": result.drill.kind, "title": result.drill.title} | facts
 
 # %% ../../../nbs/operations/cli/04_app.ipynb #c015
 @app.command()

@@ -143,7 +143,7 @@ Force = Annotated[
     bool, typer.Option("--force", help="Also if rows are lost or appear twice by it; says which.")
 ]
 
-# %% ../../../nbs/operations/cli/01_common.ipynb #c012
+# %% ../../../nbs/operations/cli/01_common.ipynb #d4b13760
 def show_rows(rows: list, columns: dict[str, Callable], as_json: bool, nothing: str) -> None:
     """Print dataclasses as JSON or as a table. `columns`: heading -> the text of a row below it.
     `nothing`: what to print without rows.
@@ -168,7 +168,7 @@ def print_json(document: Any) -> None:
     """Print one JSON document, all that a command prints on standard output."""
     typer.echo(json.dumps(document, indent=1, default=str))
 
-
+# %% ../../../nbs/operations/cli/01_common.ipynb #fa900215
 def show_ids(heading: str, lines: Iterable[tuple[str, str]]) -> None:
     """Print a heading, and below it each id on a line of its own, never broken, so that a double
     click copies it; below each id what there is to say.
@@ -197,7 +197,7 @@ def spell_places(partitions: Iterable[tuple[str, int]]) -> str:
     ]
     return ", ".join(texts) or "no partition yet"
 
-# %% ../../../nbs/operations/cli/01_common.ipynb #7d99f637
+
 def yes_or_no(value: bool | None) -> str:
     """The value of a field that may be unknown."""
     return {True: "yes", False: "no", None: "?"}[value]

@@ -45,20 +45,102 @@ if TYPE_CHECKING:
     from kafka2pc.protocol.log.decisions import Decision
     from kafka2pc.spark.metrics.families import Sample
 
-# %% ../../../nbs/operations/cli/03_queries.ipynb #c008
+# %% ../../../nbs/operations/cli/03_queries.ipynb #a99a75d4
+_COLOURS = {"note": "cyan", "trouble": "yellow", "danger": "red"}
+
+
+_PARTS = {"why": "why", "risk": "is data at risk", "action": "what to do"}
+
+
+def _print_kind(findings: list["Finding"]) -> None:
+    """What was found, each with what only it has: its parts, its ids; then what all have in common,
+    once, and the lines to type.
+    """
+    first = findings[0]
+    title = f"{first.level.upper()}  {first.name}"
+    typer.secho(title, fg=_COLOURS[first.level], bold=True)
+    common = [part for part in _PARTS if len({getattr(f, part) for f in findings}) == 1]
+    for f in findings:
+        typer.echo(f"  {f.what}")
+        for part, name in _PARTS.items():
+            if part not in common:
+                typer.echo(f"    {name}: {getattr(f, part)}")
+        for item in f.items:
+            typer.echo(spell_id(*item))
+    for part in common:
+        typer.echo(f"  {_PARTS[part]}: {getattr(first, part)}")
+    for line in dict.fromkeys(line for f in findings for line in f.commands):
+        typer.echo(f"      {line}")
+    typer.echo("")
+
+# %% ../../../nbs/operations/cli/03_queries.ipynb #40a57ef0
+def _print_json(diagnosis: "Diagnosis") -> None:
+    more = {"facts": dict(diagnosis.facts), "status": diagnosis.status}
+    print_json(asdict(diagnosis) | more)
+
+
+def _print_findings(diagnosis: "Diagnosis") -> None:
+    """The urgent first, one block for each kind; last the facts."""
+    from kafka2pc.operations.doctor.rights import CLIENT_FILE
+
+    findings = diagnosis.findings
+    if not findings:
+        typer.echo("Nothing found: the guarantees can be kept.\n")
+    for kind in dict.fromkeys((f.level, f.name) for f in findings):
+        _print_kind([f for f in findings if (f.level, f.name) == kind])
+    if any(CLIENT_FILE in line for f in findings for line in f.commands):
+        typer.echo(
+            f"{CLIENT_FILE} stands for your client's properties file for Kafka's own tools.\n"
+        )
+    for name, value in diagnosis.facts:
+        typer.echo(f"{name}: {value}")
+
+# %% ../../../nbs/operations/cli/03_queries.ipynb #d9cdf11c
+def _samples(
+    diagnosis: "Diagnosis",
+    access: "Access",
+    groups: Iterable[str],
+    checkpoint: str | None,
+    decision_log: str | None,
+    prefix: str | None,
+) -> list["Sample"]:
+    from kafka2pc.operations.metrics import doctor_samples
+
+    return doctor_samples(
+        diagnosis,
+        access,
+        checkpoint=checkpoint,
+        decision_log=decision_log,
+        prefix=prefix,
+        groups=groups,
+    )
+
+
+def _print_metrics(samples: list["Sample"]) -> None:
+    from kafka2pc.spark.metrics.families import to_text
+
+    typer.echo(to_text(samples, openmetrics=True), nl=False)
+
+
 _Topics = Annotated[
     list[str] | None, typer.Option(help="Where the query writes; may be given more than once.")
 ]
+
+
 _Groups = Annotated[
     list[str] | None,
     typer.Option(help="With --openmetrics: a group of consumers whose lag is counted."),
 ]
+
+
 _TimeoutMs = Annotated[
     int | None, typer.Option(help="kafka.transaction.timeout.ms of the query, if it has one.")
 ]
+
+
 _OlderThan = Annotated[float, typer.Option(help="Seconds; what is open for less is not reported.")]
 
-
+# %% ../../../nbs/operations/cli/03_queries.ipynb #6b4343cf
 def doctor(
     topic: _Topics = None,
     checkpoint: Checkpoint = None,
@@ -99,83 +181,7 @@ def doctor(
             (_print_json if as_json else _print_findings)(diagnosis)
     raise typer.Exit(diagnosis.status)
 
-# %% ../../../nbs/operations/cli/03_queries.ipynb #c101
-def _samples(
-    diagnosis: "Diagnosis",
-    access: "Access",
-    groups: Iterable[str],
-    checkpoint: str | None,
-    decision_log: str | None,
-    prefix: str | None,
-) -> list["Sample"]:
-    from kafka2pc.operations.metrics import doctor_samples
-
-    return doctor_samples(
-        diagnosis,
-        access,
-        checkpoint=checkpoint,
-        decision_log=decision_log,
-        prefix=prefix,
-        groups=groups,
-    )
-
-
-def _print_metrics(samples: list["Sample"]) -> None:
-    from kafka2pc.spark.metrics.families import to_text
-
-    typer.echo(to_text(samples, openmetrics=True), nl=False)
-
-
-def _print_json(diagnosis: "Diagnosis") -> None:
-    more = {"facts": dict(diagnosis.facts), "status": diagnosis.status}
-    print_json(asdict(diagnosis) | more)
-
-
-_COLOURS = {"note": "cyan", "trouble": "yellow", "danger": "red"}
-
-
-def _print_findings(diagnosis: "Diagnosis") -> None:
-    """The urgent first, one block for each kind; last the facts."""
-    from kafka2pc.operations.doctor.rights import CLIENT_FILE
-
-    findings = diagnosis.findings
-    if not findings:
-        typer.echo("Nothing found: the guarantees can be kept.\n")
-    for kind in dict.fromkeys((f.level, f.name) for f in findings):
-        _print_kind([f for f in findings if (f.level, f.name) == kind])
-    if any(CLIENT_FILE in line for f in findings for line in f.commands):
-        typer.echo(
-            f"{CLIENT_FILE} stands for your client's properties file for Kafka's own tools.\n"
-        )
-    for name, value in diagnosis.facts:
-        typer.echo(f"{name}: {value}")
-
-# %% ../../../nbs/operations/cli/03_queries.ipynb #299e98de
-_PARTS = {"why": "why", "risk": "is data at risk", "action": "what to do"}
-
-
-def _print_kind(findings: list["Finding"]) -> None:
-    """What was found, each with what only it has: its parts, its ids; then what all have in common,
-    once, and the lines to type.
-    """
-    first = findings[0]
-    title = f"{first.level.upper()}  {first.name}"
-    typer.secho(title, fg=_COLOURS[first.level], bold=True)
-    common = [part for part in _PARTS if len({getattr(f, part) for f in findings}) == 1]
-    for f in findings:
-        typer.echo(f"  {f.what}")
-        for part, name in _PARTS.items():
-            if part not in common:
-                typer.echo(f"    {name}: {getattr(f, part)}")
-        for item in f.items:
-            typer.echo(spell_id(*item))
-    for part in common:
-        typer.echo(f"  {_PARTS[part]}: {getattr(first, part)}")
-    for line in dict.fromkeys(line for f in findings for line in f.commands):
-        typer.echo(f"      {line}")
-    typer.echo("")
-
-# %% ../../../nbs/operations/cli/03_queries.ipynb #c104
+# %% ../../../nbs/operations/cli/03_queries.ipynb #6cfa2261
 class _ListsByDefault(TyperGroup):
     """`decisions CHECKPOINT` is `decisions list CHECKPOINT`."""
 
@@ -203,7 +209,7 @@ def _query(
     conf = Access(servers, config).conf() if servers or config else None
     return open_query(place, decision_log, conf=conf, prefix=prefix)
 
-# %% ../../../nbs/operations/cli/03_queries.ipynb #c106
+# %% ../../../nbs/operations/cli/03_queries.ipynb #158afaba
 _REPAIRS = {  # the records behind a COMMIT whose transactions were aborted, in words
     "CLAIM": "A run began to write aborted rows of the batch again.",
     "REPAIR": "The rows of transactions that were aborted are in other ones now.",
@@ -243,33 +249,7 @@ def list_decisions(
             for kind in dict.fromkeys(d.repair for d in records if d.repair):
                 typer.echo(f"{kind}: {_REPAIRS[kind]}")
 
-# %% ../../../nbs/operations/cli/03_queries.ipynb #c108
-@decisions.command()
-def show(
-    place: Place,
-    batch: int,
-    decision_log: DecisionLog = None,
-    servers: Servers = None,
-    config: Config = None,
-    as_json: Json = False,
-) -> None:
-    """The records of one batch, with every transaction."""
-    with plainly("spark", as_json):
-        from kafka2pc.backends.places import masked
-
-        log = _query(place, decision_log, servers, config).log
-        seen = log.listing()
-        slots = [s for s in (*seen.notes, *seen.slots) if s.batch_id == batch]
-        records = [d for d in map(log.load, slots) if d]
-        if not records:
-            exit_with(f"{masked(place)}: no record of batch {batch}", as_json=as_json)
-        if as_json:
-            show_json(records)
-            return
-        for d in records:
-            _print_record(d)
-
-# %% ../../../nbs/operations/cli/03_queries.ipynb #5ff8eafd
+# %% ../../../nbs/operations/cli/03_queries.ipynb #54130262
 def _print_record(decision: "Decision") -> None:
     from kafka2pc.operations.repair import describe_records
 
@@ -300,7 +280,33 @@ def _about(decision: "Decision") -> str:
         return f"\n  {_REPAIRS[decision.repair]}"
     return f", for Spark's offsets {decision.offsets_hash[:16] or '-'}"
 
-# %% ../../../nbs/operations/cli/03_queries.ipynb #c112
+# %% ../../../nbs/operations/cli/03_queries.ipynb #76dd1d28
+@decisions.command()
+def show(
+    place: Place,
+    batch: int,
+    decision_log: DecisionLog = None,
+    servers: Servers = None,
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """The records of one batch, with every transaction."""
+    with plainly("spark", as_json):
+        from kafka2pc.backends.places import masked
+
+        log = _query(place, decision_log, servers, config).log
+        seen = log.listing()
+        slots = [s for s in (*seen.notes, *seen.slots) if s.batch_id == batch]
+        records = [d for d in map(log.load, slots) if d]
+        if not records:
+            exit_with(f"{masked(place)}: no record of batch {batch}", as_json=as_json)
+        if as_json:
+            show_json(records)
+            return
+        for d in records:
+            _print_record(d)
+
+# %% ../../../nbs/operations/cli/03_queries.ipynb #92e18675
 def show_progress(
     place: Place,
     last: Annotated[int, typer.Option(min=1, help="How many batches.")] = 20,
@@ -334,131 +340,7 @@ def show_progress(
         }
         show_rows(batches, columns, as_json, "No batch yet.")
 
-# %% ../../../nbs/operations/cli/03_queries.ipynb #c115
-_Watch = Annotated[
-    bool,
-    typer.Option("--watch", help="Look again and again, and only commit what is decided."),
-]
-_Every = Annotated[
-    float | None,
-    typer.Option(min=0.1, help="--watch: seconds between two looks.", show_default="10"),
-]
-_After = Annotated[
-    float | None,
-    typer.Option(
-        min=0,
-        help="--watch: seconds that a decision is left to its driver, at most a quarter of the"
-        " transaction timeout.",
-        show_default="30",
-    ),
-]
-_Once = Annotated[bool, typer.Option("--once", help="--watch: one look, for a job.")]
-_Alive = Annotated[
-    Path | None, typer.Option(help="--watch: a file to touch after each look, for a probe.")
-]
-
-
-def _check_watch(watch: bool, without: tuple, only_with: tuple) -> None:
-    """Raises `BadParameter` for options without effect: these go `without` --watch, or `only_with`
-    it.
-    """
-    if watch and any(without):
-        raise typer.BadParameter("not with --dry-run, --skip-lost or --json", param_hint="--watch")
-    if not watch and any(value not in (None, False) for value in only_with):
-        raise typer.BadParameter(
-            "--every, --after, --once and --alive need it", param_hint="--watch"
-        )
-
-
-class _Where(NamedTuple):
-    """Which query, and how its places are reached."""
-
-    place: str
-    decision_log: str | None
-    prefix: str | None
-    stores: list[str]
-    servers: str | None
-    config: str | None
-
-# %% ../../../nbs/operations/cli/03_queries.ipynb #dbfa1a3f
-def _watch(where: _Where, every: float, after: float, once: bool, alive: Path | None) -> int:
-    """Watch until a signal comes, or look once. Returns the exit status."""
-    say = lambda line, status: typer.echo(line, err=status > 0)
-    with plainly("spark"):
-        from kafka2pc.operations.access import Access
-        from kafka2pc.operations.watch import Watcher, watch, watch_once
-
-        watcher = Watcher(
-            conf=Access(where.servers, where.config).conf(),
-            place=where.place,
-            decision_log=where.decision_log,
-            prefix=where.prefix,
-            stores=where.stores,
-            after_s=after,
-        )
-        if once:
-            return watch_once(watcher, say)
-        with suppress(KeyboardInterrupt):  # SIGTERM, or Ctrl-C
-            watch(watcher, say, every_s=every, alive=alive)
-    return 0
-
-# %% ../../../nbs/operations/cli/03_queries.ipynb #f07037dc
-def restore(
-    place: Place,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what would be done.")
-    ] = False,
-    decision_log: DecisionLog = None,
-    prefix: Prefix = None,
-    skip_lost: Annotated[
-        bool,
-        typer.Option("--skip-lost", help="Write nothing again, and go on without it."),
-    ] = False,
-    stores: Stores = None,
-    watch: _Watch = False,
-    every: _Every = None,
-    after: _After = None,
-    once: _Once = False,
-    alive: _Alive = None,
-    servers: Servers = None,
-    config: Config = None,
-    as_json: Json = False,
-) -> None:
-    """Commit what a dead query has decided, and abort the rest. What was aborted after its decision
-    is written again. Begin with --dry-run. If the query still runs, this stops it, and it loses
-    nothing. With --watch it may always run beside the query: it commits what is decided, if the
-    driver does not, and does nothing else.
-    """
-    _check_watch(watch, (dry_run, skip_lost, as_json), (every, after, once, alive))
-    where = _Where(place, decision_log, prefix, stores or [], servers, config)
-    if watch:
-        raise typer.Exit(_watch(where, every or 10, 30 if after is None else after, once, alive))
-    raise typer.Exit(_restore(where, dry_run, "skip" if skip_lost else "repair", as_json))
-
-# %% ../../../nbs/operations/cli/03_queries.ipynb #38ae717a
-def _restore(where: _Where, dry_run: bool, lost: str, as_json: bool) -> int:
-    """Restore once, or only say what would be done. Returns the exit status."""
-    place, decision_log, prefix, stores, servers, config = where
-    with plainly("spark", as_json):
-        from kafka2pc.operations.access import Access
-        from kafka2pc.operations.missing import missing_batches
-        from kafka2pc.operations.query import open_query
-        from kafka2pc.operations.repair import operate, plan_restore, restore
-
-        conf = Access(servers, config).conf()
-        query = open_query(place, decision_log, conf=conf, prefix=prefix)
-        with operate(conf, query, prefix, lost_transactions=lost, stores=stores) as driver:
-            steps = plan_restore(driver) if dry_run else restore(driver)
-        if as_json:
-            show_json(steps)
-        else:
-            _print_steps(steps, dry_run)
-        missing = [_missing(place, batch_id) for batch_id in missing_batches(query)]
-        if missing:
-            exit_with("\n".join(missing), ExitStatus.AT_RISK, as_json)
-    return _status(steps, dry_run)
-
-# %% ../../../nbs/operations/cli/03_queries.ipynb #c117
+# %% ../../../nbs/operations/cli/03_queries.ipynb #bcb25a10
 # what is done with a transaction -> in words, the urgent first
 _DONE = {
     "lost": "lost",
@@ -469,6 +351,8 @@ _DONE = {
     "abort": "aborted",
     "nothing": "committed before",
 }
+
+
 _TO_DO = _DONE | {
     "reopen": "to reopen",
     "salvage": "to salvage",
@@ -476,6 +360,8 @@ _TO_DO = _DONE | {
     "show": "to make visible",
     "abort": "to abort",
 }
+
+
 # (what is done, only planned) -> what it means
 _MEANS = {
     ("salvage", True): """\
@@ -496,7 +382,7 @@ _MEANS = {
   the query: Spark writes it again.""",
 }
 
-# %% ../../../nbs/operations/cli/03_queries.ipynb #b8757729
+# %% ../../../nbs/operations/cli/03_queries.ipynb #eee20f4d
 def _print_steps(steps: list["RestoreStep"], dry_run: bool) -> None:
     """A block for each thing that was done, or would be, in each batch. Of what was committed
     before there is only the number.
@@ -548,7 +434,7 @@ def _summary(steps: list["RestoreStep"], dry_run: bool) -> str:
         return f"Dry run, nothing was sent: {numbers}."
     return f"{numbers}; nothing is open any more."
 
-# %% ../../../nbs/operations/cli/03_queries.ipynb #1399367b
+# %% ../../../nbs/operations/cli/03_queries.ipynb #fe2eeebf
 def _missing(place: str, batch_id: int) -> str:
     from kafka2pc.backends.places import masked
 
@@ -567,6 +453,138 @@ def _status(steps: list["RestoreStep"], dry_run: bool) -> ExitStatus:
     to_do = ("commit", "show", "abort", "salvage")
     waits = dry_run and any(s.do in to_do for s in steps)
     return ExitStatus.TO_DO if waits else ExitStatus.DONE
+
+# %% ../../../nbs/operations/cli/03_queries.ipynb #887d571d
+_Watch = Annotated[
+    bool,
+    typer.Option("--watch", help="Look again and again, and only commit what is decided."),
+]
+
+
+_Every = Annotated[
+    float | None,
+    typer.Option(min=0.1, help="--watch: seconds between two looks.", show_default="10"),
+]
+
+
+_After = Annotated[
+    float | None,
+    typer.Option(
+        min=0,
+        help="--watch: seconds that a decision is left to its driver, at most a quarter of the"
+        " transaction timeout.",
+        show_default="30",
+    ),
+]
+
+
+_Once = Annotated[bool, typer.Option("--once", help="--watch: one look, for a job.")]
+
+
+_Alive = Annotated[
+    Path | None, typer.Option(help="--watch: a file to touch after each look, for a probe.")
+]
+
+
+def _check_watch(watch: bool, without: tuple, only_with: tuple) -> None:
+    """Raises `BadParameter` for options without effect: these go `without` --watch, or `only_with`
+    it.
+    """
+    if watch and any(without):
+        raise typer.BadParameter("not with --dry-run, --skip-lost or --json", param_hint="--watch")
+    if not watch and any(value not in (None, False) for value in only_with):
+        raise typer.BadParameter(
+            "--every, --after, --once and --alive need it", param_hint="--watch"
+        )
+
+# %% ../../../nbs/operations/cli/03_queries.ipynb #3e7483cf
+class _Where(NamedTuple):
+    """Which query, and how its places are reached."""
+
+    place: str
+    decision_log: str | None
+    prefix: str | None
+    stores: list[str]
+    servers: str | None
+    config: str | None
+
+
+def _restore(where: _Where, dry_run: bool, lost: str, as_json: bool) -> int:
+    """Restore once, or only say what would be done. Returns the exit status."""
+    place, decision_log, prefix, stores, servers, config = where
+    with plainly("spark", as_json):
+        from kafka2pc.operations.access import Access
+        from kafka2pc.operations.missing import missing_batches
+        from kafka2pc.operations.query import open_query
+        from kafka2pc.operations.repair import operate, plan_restore, restore
+
+        conf = Access(servers, config).conf()
+        query = open_query(place, decision_log, conf=conf, prefix=prefix)
+        with operate(conf, query, prefix, lost_transactions=lost, stores=stores) as driver:
+            steps = plan_restore(driver) if dry_run else restore(driver)
+        if as_json:
+            show_json(steps)
+        else:
+            _print_steps(steps, dry_run)
+        missing = [_missing(place, batch_id) for batch_id in missing_batches(query)]
+        if missing:
+            exit_with("\n".join(missing), ExitStatus.AT_RISK, as_json)
+    return _status(steps, dry_run)
+
+# %% ../../../nbs/operations/cli/03_queries.ipynb #df4ccddf
+def _watch(where: _Where, every: float, after: float, once: bool, alive: Path | None) -> int:
+    """Watch until a signal comes, or look once. Returns the exit status."""
+    say = lambda line, status: typer.echo(line, err=status > 0)
+    with plainly("spark"):
+        from kafka2pc.operations.access import Access
+        from kafka2pc.operations.watch import Watcher, watch, watch_once
+
+        watcher = Watcher(
+            conf=Access(where.servers, where.config).conf(),
+            place=where.place,
+            decision_log=where.decision_log,
+            prefix=where.prefix,
+            stores=where.stores,
+            after_s=after,
+        )
+        if once:
+            return watch_once(watcher, say)
+        with suppress(KeyboardInterrupt):  # SIGTERM, or Ctrl-C
+            watch(watcher, say, every_s=every, alive=alive)
+    return 0
+
+# %% ../../../nbs/operations/cli/03_queries.ipynb #69cc70e8
+def restore(
+    place: Place,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would be done.")
+    ] = False,
+    decision_log: DecisionLog = None,
+    prefix: Prefix = None,
+    skip_lost: Annotated[
+        bool,
+        typer.Option("--skip-lost", help="Write nothing again, and go on without it."),
+    ] = False,
+    stores: Stores = None,
+    watch: _Watch = False,
+    every: _Every = None,
+    after: _After = None,
+    once: _Once = False,
+    alive: _Alive = None,
+    servers: Servers = None,
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Commit what a dead query has decided, and abort the rest. What was aborted after its decision
+    is written again. Begin with --dry-run. If the query still runs, this stops it, and it loses
+    nothing. With --watch it may always run beside the query: it commits what is decided, if the
+    driver does not, and does nothing else.
+    """
+    _check_watch(watch, (dry_run, skip_lost, as_json), (every, after, once, alive))
+    where = _Where(place, decision_log, prefix, stores or [], servers, config)
+    if watch:
+        raise typer.Exit(_watch(where, every or 10, 30 if after is None else after, once, alive))
+    raise typer.Exit(_restore(where, dry_run, "skip" if skip_lost else "repair", as_json))
 
 # %% ../../../nbs/operations/cli/03_queries.ipynb #c121
 def adopt(

@@ -43,7 +43,74 @@ if TYPE_CHECKING:
     from kafka2pc.operations.query import Query
     from kafka2pc.operations.survey import FoundTransaction, OpenProducer, Survey
 
-# %% ../../../nbs/operations/cli/02_transactions.ipynb #c007
+# %% ../../../nbs/operations/cli/02_transactions.ipynb #75743fd4
+def _decided(t: "FoundTransaction") -> str:
+    return "the gate of a decided batch" if t.hides else yes_or_no(t.decided)
+
+
+def _tells_age(t: "FoundTransaction", age_ms: float) -> bool:
+    """A database may not tell it."""
+    return bool(age_ms) or t.store == "kafka"
+
+
+def _spell_open(t: "FoundTransaction") -> str:
+    from kafka2pc.operations.survey import spell_left, spell_time
+
+    parts = [spell_places(t.partitions) if t.store == "kafka" else t.partitions[0][0]]
+    if _tells_age(t, t.age_ms):
+        parts.append(f"open for {spell_time(t.age_ms)}")
+    parts += [spell_left(t.left_ms), f"decided: {_decided(t)}"]
+    if t.fenced:
+        parts.append("a newer run has claimed")
+    return "; ".join(parts)
+
+# %% ../../../nbs/operations/cli/02_transactions.ipynb #f2eeae8c
+def _print_open(rows: list["FoundTransaction"]) -> None:
+    """A block for each query: first what is decided, then the query whose checkpoint was named,
+    then that of the oldest transaction.
+    """
+    if not rows:
+        typer.echo("Nothing is open.")
+    rows = sorted(rows, key=lambda t: (not t.decided, t.decided is None))
+    for query_id, store in dict.fromkeys((t.query_id, t.store) for t in rows):
+        own = [t for t in rows if (t.query_id, t.store) == (query_id, store)]
+        lines = ((t.transactional_id, _spell_open(t)) for t in own)
+        show_ids(_heading(own), lines)
+
+
+def _heading(own: list["FoundTransaction"]) -> str:
+    from kafka2pc.operations.survey import spell_time
+
+    first = own[0]
+    name = f"Query {first.query_id}" if first.query_id else "Not of kafka2pc"
+    if first.store != "kafka":
+        name += f", store {first.store}"
+    decided = sum(bool(t.decided) for t in own)
+    name += f": {len(own)} open"
+    if decided:
+        name += f", {decided} decided"
+    age_ms = max(t.age_ms for t in own)
+    return f"{name}, the oldest for {spell_time(age_ms)}" if _tells_age(first, age_ms) else name
+
+# %% ../../../nbs/operations/cli/02_transactions.ipynb #b4a2917c
+def _print_one(t: "FoundTransaction") -> None:
+    """All that is known of a transaction, one fact a line."""
+    from kafka2pc.operations.survey import spell_time
+
+    facts = {"state": t.state, "query": t.query_id or "not of kafka2pc", "run": t.run or "-"}
+    facts["partitions"] = ", ".join(f"{topic}-{n}" for topic, n in sorted(t.partitions)) or "-"
+    if t.state == "Ongoing":
+        left = "never" if t.left_ms is None else spell_time(t.left_ms)
+        facts |= {"open for": spell_time(t.age_ms), "times out in": left}
+    facts |= {
+        "decided": "? (name its checkpoint)" if t.decided is None else _decided(t),
+        "a newer run has claimed": yes_or_no(t.fenced),
+        "producer id, epoch": f"{t.producer_id}, {t.epoch}",
+    }
+    lines = (f"  {name}: {value}" for name, value in facts.items())
+    typer.echo("\n".join([t.transactional_id, *lines]))
+
+# %% ../../../nbs/operations/cli/02_transactions.ipynb #7cd45972
 class _OptionsFirst(TyperGroup):
     """`transactions --bootstrap-server HOST:PORT list` is `transactions list --bootstrap-server
     HOST:PORT`: Kafka's own tool takes these options in front of the command.
@@ -56,7 +123,7 @@ class _OptionsFirst(TyperGroup):
             first, args = [*first, *args[:words]], args[words:]
         return super().parse_args(ctx, [*args[:1], *first, *args[1:]])
 
-# %% ../../../nbs/operations/cli/02_transactions.ipynb #534497d8
+
 transactions = typer.Typer(
     help="Transactions of the cluster, with the queries that they belong to. Takes the words of"
     " kafka-transactions.sh, too.",
@@ -65,6 +132,42 @@ transactions = typer.Typer(
 )
 
 
+def _only_id(argument: str | None, option: str | None) -> str:
+    """The id, which was given in one of two ways."""
+    given = [name for name in (argument, option) if name is not None]
+    if len(given) != 1:
+        raise typer.BadParameter("give one ID, as an argument or by --transactional-id")
+    return given[0]
+
+# %% ../../../nbs/operations/cli/02_transactions.ipynb #bb384717
+def _find_open(
+    survey: "Survey", query: "Query | None", prefix: str | None
+) -> list["FoundTransaction"]:
+    """`prefix` None: every prefix of the query."""
+    from kafka2pc.operations.survey import find_prefixes, find_transactions
+
+    prefixes = find_prefixes(survey, query) if prefix is None else (prefix,)
+    return find_transactions(survey, prefixes, query)
+
+
+def _find_in_databases(
+    conf: dict[str, str], query: "Query", prefix: str | None, stores: list[str]
+) -> list["FoundTransaction"]:
+    from kafka2pc.operations.repair import find_in_databases, operate
+
+    with operate(conf, query, prefix, stores=stores, every=False) as driver:
+        return find_in_databases(driver)
+
+
+def _incomplete(partitions: list[int]) -> str:
+    numbers = ", ".join(map(str, partitions))
+    return (
+        f"The list is incomplete: partition {numbers} of the topic __transaction_state has no"
+        " leader, and no broker lists the transactions that belong to it. Start the brokers that"
+        " are down, and look again."
+    )
+
+# %% ../../../nbs/operations/cli/02_transactions.ipynb #553be911
 @transactions.command("list")
 def list_transactions(
     every: Annotated[bool, typer.Option("--all", help="Also those of other programs.")] = False,
@@ -107,88 +210,7 @@ def list_transactions(
     if missing:
         exit_with(_incomplete(missing), ExitStatus.TO_DO, as_json)
 
-# %% ../../../nbs/operations/cli/02_transactions.ipynb #243f99da
-def _find_open(
-    survey: "Survey", query: "Query | None", prefix: str | None
-) -> list["FoundTransaction"]:
-    """`prefix` None: every prefix of the query."""
-    from kafka2pc.operations.survey import find_prefixes, find_transactions
-
-    prefixes = find_prefixes(survey, query) if prefix is None else (prefix,)
-    return find_transactions(survey, prefixes, query)
-
-
-def _find_in_databases(
-    conf: dict[str, str], query: "Query", prefix: str | None, stores: list[str]
-) -> list["FoundTransaction"]:
-    from kafka2pc.operations.repair import find_in_databases, operate
-
-    with operate(conf, query, prefix, stores=stores, every=False) as driver:
-        return find_in_databases(driver)
-
-
-def _incomplete(partitions: list[int]) -> str:
-    numbers = ", ".join(map(str, partitions))
-    return (
-        f"The list is incomplete: partition {numbers} of the topic __transaction_state has no"
-        " leader, and no broker lists the transactions that belong to it. Start the brokers that"
-        " are down, and look again."
-    )
-
-
-def _print_open(rows: list["FoundTransaction"]) -> None:
-    """A block for each query: first what is decided, then the query whose checkpoint was named,
-    then that of the oldest transaction.
-    """
-    if not rows:
-        typer.echo("Nothing is open.")
-    rows = sorted(rows, key=lambda t: (not t.decided, t.decided is None))
-    for query_id, store in dict.fromkeys((t.query_id, t.store) for t in rows):
-        own = [t for t in rows if (t.query_id, t.store) == (query_id, store)]
-        lines = ((t.transactional_id, _spell_open(t)) for t in own)
-        show_ids(_heading(own), lines)
-
-
-def _heading(own: list["FoundTransaction"]) -> str:
-    from kafka2pc.operations.survey import spell_time
-
-    first = own[0]
-    name = f"Query {first.query_id}" if first.query_id else "Not of kafka2pc"
-    if first.store != "kafka":
-        name += f", store {first.store}"
-    decided = sum(bool(t.decided) for t in own)
-    name += f": {len(own)} open"
-    if decided:
-        name += f", {decided} decided"
-    age_ms = max(t.age_ms for t in own)
-    return f"{name}, the oldest for {spell_time(age_ms)}" if _tells_age(first, age_ms) else name
-
-# %% ../../../nbs/operations/cli/02_transactions.ipynb #c93c852b
-def _tells_age(t: "FoundTransaction", age_ms: float) -> bool:
-    """A database may not tell it."""
-    return bool(age_ms) or t.store == "kafka"
-
-
-def _spell_open(t: "FoundTransaction") -> str:
-    from kafka2pc.operations.survey import spell_left, spell_time
-
-    parts = [spell_places(t.partitions) if t.store == "kafka" else t.partitions[0][0]]
-    if _tells_age(t, t.age_ms):
-        parts.append(f"open for {spell_time(t.age_ms)}")
-    parts += [spell_left(t.left_ms), f"decided: {_decided(t)}"]
-    if t.fenced:
-        parts.append("a newer run has claimed")
-    return "; ".join(parts)
-
-
-def _only_id(argument: str | None, option: str | None) -> str:
-    """The id, which was given in one of two ways."""
-    given = [name for name in (argument, option) if name is not None]
-    if len(given) != 1:
-        raise typer.BadParameter("give one ID, as an argument or by --transactional-id")
-    return given[0]
-
-# %% ../../../nbs/operations/cli/02_transactions.ipynb #c3aa8837
+# %% ../../../nbs/operations/cli/02_transactions.ipynb #cd853d5d
 @transactions.command()
 def describe(
     transactional_id: TransactionalId = None,
@@ -221,29 +243,7 @@ def describe(
         for f in rows:
             _print_one(f)
 
-
-def _decided(t: "FoundTransaction") -> str:
-    return "the gate of a decided batch" if t.hides else yes_or_no(t.decided)
-
-# %% ../../../nbs/operations/cli/02_transactions.ipynb #d0f7cf20
-def _print_one(t: "FoundTransaction") -> None:
-    """All that is known of a transaction, one fact a line."""
-    from kafka2pc.operations.survey import spell_time
-
-    facts = {"state": t.state, "query": t.query_id or "not of kafka2pc", "run": t.run or "-"}
-    facts["partitions"] = ", ".join(f"{topic}-{n}" for topic, n in sorted(t.partitions)) or "-"
-    if t.state == "Ongoing":
-        left = "never" if t.left_ms is None else spell_time(t.left_ms)
-        facts |= {"open for": spell_time(t.age_ms), "times out in": left}
-    facts |= {
-        "decided": "? (name its checkpoint)" if t.decided is None else _decided(t),
-        "a newer run has claimed": yes_or_no(t.fenced),
-        "producer id, epoch": f"{t.producer_id}, {t.epoch}",
-    }
-    lines = (f"  {name}: {value}" for name, value in facts.items())
-    typer.echo("\n".join([t.transactional_id, *lines]))
-
-
+# %% ../../../nbs/operations/cli/02_transactions.ipynb #be41ed0d
 @transactions.command()
 def hanging(
     topic: list[str], servers: Servers = None, config: Config = None, as_json: Json = False
@@ -269,7 +269,7 @@ def _show_hanging(rows: list["OpenProducer"], as_json: bool) -> NoReturn:
     show_rows(rows, columns, as_json, "Nothing hangs.")
     raise typer.Exit(ExitStatus.TO_DO if rows else ExitStatus.DONE)
 
-# %% ../../../nbs/operations/cli/02_transactions.ipynb #2a6ac259
+# %% ../../../nbs/operations/cli/02_transactions.ipynb #a727ec9b
 @transactions.command("find-hanging")
 def find_hanging_as_kafka(
     topic: Annotated[str | None, typer.Option(help="Search this topic.")] = None,
@@ -309,53 +309,7 @@ def find_hanging_as_kafka(
             rows = find_hanging(survey, {topic for topic, _ in places}, idle_ms)
         _show_hanging([p for p in rows if (p.topic, p.partition) in places], as_json)
 
-# %% ../../../nbs/operations/cli/02_transactions.ipynb #c009
-def abort(
-    transactional_id: TransactionalId = None,
-    id_option: IdOption = None,
-    checkpoint: Checkpoint = None,
-    decision_log: DecisionLog = None,
-    force: Force = False,
-    stores: Stores = None,
-    servers: Servers = None,
-    config: Config = None,
-    as_json: Json = False,
-) -> None:
-    """Abort one open transaction. Refused if it is decided, or if that is unknown."""
-    name = _only_id(transactional_id, id_option)
-    with plainly("spark", as_json):
-        from kafka2pc.operations.access import Access
-
-        access = Access(servers, config, tuple(stores or ()))
-        text = _end(access, name, False, checkpoint, decision_log, force)
-        _show_end(name, "abort", text, as_json)
-
-
-def commit(
-    transactional_id: TransactionalId = None,
-    id_option: IdOption = None,
-    checkpoint: Checkpoint = None,
-    decision_log: DecisionLog = None,
-    force: Force = False,
-    stores: Stores = None,
-    servers: Servers = None,
-    config: Config = None,
-    as_json: Json = False,
-) -> None:
-    """Commit one open transaction. Refused unless it is decided."""
-    name = _only_id(transactional_id, id_option)
-    with plainly("spark", as_json):
-        from kafka2pc.operations.access import Access
-
-        access = Access(servers, config, tuple(stores or ()))
-        text = _end(access, name, True, checkpoint, decision_log, force)
-        _show_end(name, "commit", text, as_json)
-
-# %% ../../../nbs/operations/cli/02_transactions.ipynb #408c8eb6
-# users of Kafka's own tool look for it there
-transactions.command("abort", hidden=True)(abort)
-
-
+# %% ../../../nbs/operations/cli/02_transactions.ipynb #d5c88ca8
 def _end(
     access: "Access",
     transactional_id: str,
@@ -383,3 +337,49 @@ def _show_end(transactional_id: str, verb: str, text: str, as_json: bool) -> Non
         print_json({"transactional_id": transactional_id, "do": verb, "said": said})
     else:
         typer.echo(spell_id(transactional_id, text))
+
+# %% ../../../nbs/operations/cli/02_transactions.ipynb #85e8bf3c
+def abort(
+    transactional_id: TransactionalId = None,
+    id_option: IdOption = None,
+    checkpoint: Checkpoint = None,
+    decision_log: DecisionLog = None,
+    force: Force = False,
+    stores: Stores = None,
+    servers: Servers = None,
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Abort one open transaction. Refused if it is decided, or if that is unknown."""
+    name = _only_id(transactional_id, id_option)
+    with plainly("spark", as_json):
+        from kafka2pc.operations.access import Access
+
+        access = Access(servers, config, tuple(stores or ()))
+        text = _end(access, name, False, checkpoint, decision_log, force)
+        _show_end(name, "abort", text, as_json)
+
+
+# users of Kafka's own tool look for it there
+transactions.command("abort", hidden=True)(abort)
+
+
+def commit(
+    transactional_id: TransactionalId = None,
+    id_option: IdOption = None,
+    checkpoint: Checkpoint = None,
+    decision_log: DecisionLog = None,
+    force: Force = False,
+    stores: Stores = None,
+    servers: Servers = None,
+    config: Config = None,
+    as_json: Json = False,
+) -> None:
+    """Commit one open transaction. Refused unless it is decided."""
+    name = _only_id(transactional_id, id_option)
+    with plainly("spark", as_json):
+        from kafka2pc.operations.access import Access
+
+        access = Access(servers, config, tuple(stores or ()))
+        text = _end(access, name, True, checkpoint, decision_log, force)
+        _show_end(name, "commit", text, as_json)

@@ -27,7 +27,7 @@ from kafka2pc.operations.doctor.findings import (
     id_words,
     tool_line,
 )
-from ..survey import leaderless
+from ..survey import leaderless, unreadable
 from ...protocol.log.questions import newest_commit
 from ...protocol.participant import list_some
 
@@ -70,7 +70,7 @@ FINDINGS.update(
 
 # %% ../../../nbs/operations/doctor/03_cluster_checks.ipynb #896ba0e1
 def _check_read(exam: Examination, topics: list[str]) -> Iterator[Finding]:
-    hidden = exam.survey.unreadable(topics)
+    hidden = unreadable(exam.survey, topics)
     if hidden:
         yield finding(
             "read-not-allowed",

@@ -46,6 +46,7 @@ from kafka2pc.operations.survey import (
     log_prefixes,
     spell_left,
     spell_time,
+    unreadable,
 )
 from ...protocol.clock import CLOCK
 from ...protocol.errors import NotAuthorized
@@ -645,7 +646,7 @@ def _aborted(exam: Examination, query: Query, steps: list[RestoreStep], replayed
     cs = _committables(query, steps)
     topics = sorted({p.topic for c in cs if c.participant == "kafka" for p in c.partitions})
     from_topic = steps[0].do == "salvage"
-    hidden = exam.survey.unreadable(topics) if from_topic else []
+    hidden = unreadable(exam.survey, topics) if from_topic else []
     return finding(
         "decided-and-aborted",
         f"batch {steps[0].batch_id} of query {query.query_id} is decided, and {len(steps)} of its"

@@ -31,7 +31,7 @@ class Slot(NamedTuple):
     def __str__(self) -> str:
         return f"{self.batch_id}.{NOTES.get(self.attempt, self.attempt)}"
 
-# %% ../../../nbs/protocol/log/01_decisions.ipynb #c060
+
 FAILED, ACCEPTED = -2, -1
 # a call for the batch raised; an operator says that nothing of it is missing any more
 NOTES = {FAILED: "failed", ACCEPTED: "accepted"}

@@ -89,7 +89,7 @@ def load_decision(content: bytes, where: str, slot: Slot | None = None) -> Decis
     except (ValueError, TypeError, KeyError, AttributeError):
         raise CorruptDecision(f"{where}: {len(content)} bytes that are no decision") from None
 
-# %% ../../../nbs/protocol/log/04_format.ipynb #c103
+
 def _since_2(d: dict) -> dict:
     """The fields that format 1 does not have."""
     if d["format"] == 1:

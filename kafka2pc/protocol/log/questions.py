@@ -16,7 +16,15 @@ from ..errors import UNTOUCHED, Superseded
 from .decisions import ACCEPTED, CLAIM, FAILED, LOST, REPAIR, Decision
 from .slots import Chains, Listing
 
-# %% ../../../nbs/protocol/log/03_questions.ipynb #c006
+# %% ../../../nbs/protocol/log/03_questions.ipynb #b6860af5
+def _records(listing: Listing, batch_id: int) -> Iterator[Decision]:
+    """The records of a batch, the last one first. Raises `Superseded` if one was removed."""
+    for decision in listing.newest_first(batch_id):
+        if decision is None:
+            raise _removed(listing, batch_id)
+        yield decision
+
+
 def commit_of(log: Chains, batch_id: int) -> Decision | None:
     """The COMMIT of a batch, with the transactions that have its rows now. None if there is none in
     this listing, or if it does not count any more. Raises `Superseded` if a record was removed
@@ -33,6 +41,11 @@ def commit_of(log: Chains, batch_id: int) -> Decision | None:
     return None
 
 
+def _is_beside(d: Decision) -> bool:
+    """Does a COMMIT before this record still count?"""
+    return d.adopts or d.kind in (CLAIM, REPAIR)
+
+
 def _repaired(decision: Decision, repairs: Iterable[Decision]) -> Decision:
     """A COMMIT in which transactions that were lost are replaced by those that have their rows."""
     cs = decision.committables
@@ -41,12 +54,7 @@ def _repaired(decision: Decision, repairs: Iterable[Decision]) -> Decision:
         cs = tuple(dict.fromkeys((*kept, *d.committables)))
     return replace(decision, committables=cs)
 
-
-def _is_beside(d: Decision) -> bool:
-    """Does a COMMIT before this record still count?"""
-    return d.adopts or d.kind in (CLAIM, REPAIR)
-
-
+# %% ../../../nbs/protocol/log/03_questions.ipynb #f7a6cffa
 def is_repaired(log: Chains, decision: Decision) -> bool:
     """Has a run begun to repair this COMMIT?"""
     records = _records(log.listing(), decision.slot.batch_id)
@@ -62,15 +70,7 @@ def kept_commit(log: Chains, batch_id: int) -> Decision:
         raise _removed(listing, batch_id)
     return decided
 
-# %% ../../../nbs/protocol/log/03_questions.ipynb #522e8901
-def _records(listing: Listing, batch_id: int) -> Iterator[Decision]:
-    """The records of a batch, the last one first. Raises `Superseded` if one was removed."""
-    for decision in listing.newest_first(batch_id):
-        if decision is None:
-            raise _removed(listing, batch_id)
-        yield decision
 
-# %% ../../../nbs/protocol/log/03_questions.ipynb #c005
 def newest_commit(log: Chains) -> Decision | None:
     """The COMMIT of the highest batch. No older one counts: N is finished before N+1 is decided."""
     listing = log.listing()
@@ -82,7 +82,7 @@ def later_batch(log: Chains, batch_id: int) -> bool:
     """Is there a record of a batch after this one? Then this run must not touch it any more."""
     return any(s.batch_id > batch_id for s in log.listing().slots)
 
-# %% ../../../nbs/protocol/log/03_questions.ipynb #c009
+
 def later_claim(log: Chains, decision: Decision) -> bool:
     """Is there a claim behind this record in its batch? Then a COMMIT does not count: its driver
     was suspended while others claimed the batch many times, and the oldest claims were removed.

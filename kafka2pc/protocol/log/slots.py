@@ -29,7 +29,7 @@ class Chains(ABC):
     def chain(self, batch_id: int) -> list[Decision]:
         return [d for d in self.listing().newest_first(batch_id) if d][::-1]
 
-# %% ../../../nbs/protocol/log/02_slots.ipynb #c009
+
 Late = Callable[[], bool]  # is it too late to send a create?
 
 

@@ -37,7 +37,7 @@ def _has_passed(driver: Driver, batch_id: int) -> bool:
     """Has Spark gone on? Not asked where the checkpoint is not known."""
     return not driver.about.checkpoint or driver.spark_committed(batch_id)
 
-# %% ../../../nbs/protocol/operators/03_accept.ipynb #c006
+
 def _nothing_to_accept(driver: Driver, batch_id: int, failed: list[int]) -> Refused:
     return Refused(
         f"query {driver.query_id}: batch {batch_id} is not one that Spark passed over",

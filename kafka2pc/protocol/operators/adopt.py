@@ -12,7 +12,66 @@ from ..log.decisions import Decision, Identity, Slot
 from ..log.questions import commit_of, newest_record
 from ..log.slots import DecisionLog, win
 
-# %% ../../../nbs/protocol/operators/02_adopt.ipynb #c008
+# %% ../../../nbs/protocol/operators/02_adopt.ipynb #9b666b07
+def _newest(driver: Driver) -> Decision:
+    """The newest record. Raises `StaleCheckpoint` if the log is empty, or of another query."""
+    newest = newest_record(driver.log)
+    if newest is None:
+        raise StaleCheckpoint(
+            f"query {driver.query_id}: its decision log {driver.log.place} is empty, so there is"
+            " nothing to adopt"
+        )
+    if newest.query_id != driver.query_id:
+        raise StaleCheckpoint(
+            f"the log {driver.log.place} holds decisions of query {newest.query_id}, not of"
+            f" {driver.query_id}"
+        )
+    return newest
+
+
+def _check_decided_for(driver: Driver, newest: Decision, stores: dict[str, str]) -> None:
+    """Raises `UnfinishedBatch` if the newest batch is decided for a participant that is missing."""
+    decided = commit_of(driver.log, newest.slot.batch_id)
+    if decided is None:
+        return
+    missing = sorted({c.participant for c in decided.committables} - set(stores))
+    if missing:
+        raise UnfinishedBatch(
+            f"query {driver.query_id}, batch {newest.slot.batch_id}: it is decided for"
+            f" {', '.join(missing)}",
+            risk=DECIDED,
+        )
+
+# %% ../../../nbs/protocol/operators/02_adopt.ipynb #a84d2311
+def _write_adopt(
+    driver: Driver, log: DecisionLog, newest: Decision, stores: tuple[tuple[str, str], ...]
+) -> Decision:
+    """ADOPT in the first free slot behind `newest`."""
+    while True:
+        slot = Slot(newest.slot.batch_id, newest.slot.attempt + 1)
+        wanted = Decision(
+            query_id=driver.query_id,
+            slot=slot,
+            commit=False,
+            adopts=True,
+            token=driver.new_token(slot.batch_id, slot.attempt + 1),
+            stores=stores,
+            identity=driver.identity(),
+            expires_ms=newest.expires_ms,
+        )
+        found = win(log, wanted)
+        if found is None:
+            raise OutcomeUnknown(
+                f"adopting {slot.batch_id}.{slot.attempt} of query {driver.query_id}: its log gave"
+                " no clear answer",
+                query_id=driver.query_id,
+                batch_id=slot.batch_id,
+            )
+        if found == wanted:
+            return wanted
+        newest = found
+
+# %% ../../../nbs/protocol/operators/02_adopt.ipynb #a5aa7009
 def adopt(driver: Driver, left: DecisionLog | None = None) -> Decision | None:
     """Write down that the log and the checkpoint of a query are where this run finds them, and that
     its options and participants (none: as they were) are those of this run: an ADOPT record in the
@@ -44,63 +103,4 @@ def _mark_left(
             f"query {driver.query_id}: the log {left.place} holds {last.kind}"
             f" {last.slot.batch_id}.{last.slot.attempt}, and its copy {driver.log.place} ends with"
             f" {newest.kind} {newest.slot.batch_id}.{newest.slot.attempt}"
-        )
-
-# %% ../../../nbs/protocol/operators/02_adopt.ipynb #684bee44
-def _write_adopt(
-    driver: Driver, log: DecisionLog, newest: Decision, stores: tuple[tuple[str, str], ...]
-) -> Decision:
-    """ADOPT in the first free slot behind `newest`."""
-    while True:
-        slot = Slot(newest.slot.batch_id, newest.slot.attempt + 1)
-        wanted = Decision(
-            query_id=driver.query_id,
-            slot=slot,
-            commit=False,
-            adopts=True,
-            token=driver.new_token(slot.batch_id, slot.attempt + 1),
-            stores=stores,
-            identity=driver.identity(),
-            expires_ms=newest.expires_ms,
-        )
-        found = win(log, wanted)
-        if found is None:
-            raise OutcomeUnknown(
-                f"adopting {slot.batch_id}.{slot.attempt} of query {driver.query_id}: its log gave"
-                " no clear answer",
-                query_id=driver.query_id,
-                batch_id=slot.batch_id,
-            )
-        if found == wanted:
-            return wanted
-        newest = found
-
-# %% ../../../nbs/protocol/operators/02_adopt.ipynb #c414d80c
-def _newest(driver: Driver) -> Decision:
-    """The newest record. Raises `StaleCheckpoint` if the log is empty, or of another query."""
-    newest = newest_record(driver.log)
-    if newest is None:
-        raise StaleCheckpoint(
-            f"query {driver.query_id}: its decision log {driver.log.place} is empty, so there is"
-            " nothing to adopt"
-        )
-    if newest.query_id != driver.query_id:
-        raise StaleCheckpoint(
-            f"the log {driver.log.place} holds decisions of query {newest.query_id}, not of"
-            f" {driver.query_id}"
-        )
-    return newest
-
-
-def _check_decided_for(driver: Driver, newest: Decision, stores: dict[str, str]) -> None:
-    """Raises `UnfinishedBatch` if the newest batch is decided for a participant that is missing."""
-    decided = commit_of(driver.log, newest.slot.batch_id)
-    if decided is None:
-        return
-    missing = sorted({c.participant for c in decided.committables} - set(stores))
-    if missing:
-        raise UnfinishedBatch(
-            f"query {driver.query_id}, batch {newest.slot.batch_id}: it is decided for"
-            f" {', '.join(missing)}",
-            risk=DECIDED,
         )

@@ -16,7 +16,7 @@ from ..phases.finish import complete
 from ..phases.identity import check_identity
 from ..phases.sweep import former_drivers, sweep_and_check
 
-# %% ../../../nbs/protocol/operators/01_fence.ipynb #c004
+# %% ../../../nbs/protocol/operators/01_fence.ipynb #c294f7ea
 def fence(driver: Driver) -> Token:
     """Claim the next slot of the query: a batch that an older run has planned can be decided no
     more, and the run stops with `Superseded`. (One that has planned no batch yet may claim the next
@@ -46,7 +46,15 @@ def _fence(driver: Driver) -> Decision:
         raise _still_runs(driver)
     return claimed
 
-# %% ../../../nbs/protocol/operators/01_fence.ipynb #c005
+
+def _still_runs(driver: Driver) -> Superseded:
+    return Superseded(
+        f"query {driver.query_id} is running: it went on just now",
+        risk=UNTOUCHED,
+        action="Stop it first, or leave it alone.",
+    )
+
+# %% ../../../nbs/protocol/operators/01_fence.ipynb #88f8afd2
 def end_all(driver: Driver) -> None:
     """Fence every older run, finish what is decided, and abort what is open, in all participants,
     also under a former prefix. Raises `OutcomeUnknown` if a transaction is still open after that,
@@ -57,11 +65,3 @@ def end_all(driver: Driver) -> None:
     after_win = driver.log.listing(claimed)
     drivers = [driver, *former_drivers(driver, claimed, after_win)]
     sweep_and_check(drivers, claimed.token, after_win=after_win)
-
-# %% ../../../nbs/protocol/operators/01_fence.ipynb #c006
-def _still_runs(driver: Driver) -> Superseded:
-    return Superseded(
-        f"query {driver.query_id} is running: it went on just now",
-        risk=UNTOUCHED,
-        action="Stop it first, or leave it alone.",
-    )

@@ -72,7 +72,7 @@ def _gives_up(record: Decision) -> bool:
     batch_id, attempt = record.slot
     return (record.token.batch_id, record.token.attempt) != (batch_id, attempt + 1)
 
-# %% ../../../nbs/protocol/phases/08_claim.ipynb #c064
+
 def _abort_record(driver: Driver, batch_id: int, attempt: int, expires_ms: int | None) -> Decision:
     """ABORT in a slot, with the token that may write the slot after it."""
     token = driver.new_token(batch_id, attempt + 1)
@@ -120,7 +120,7 @@ def remove_old_claims(
             describe_error(e),
         )
 
-# %% ../../../nbs/protocol/phases/08_claim.ipynb #c122
+
 def _old_claims(driver: Driver, claimed: Decision, after_win: Listing) -> list[Decision]:
     batch_id, attempt = claimed.slot
     first_kept = attempt - driver.policy.keep_claims

@@ -145,7 +145,7 @@ def _close_empty(driver: Driver, batch_id: int) -> Decision | None:
     end_unused(driver, claimed)
     return None
 
-# %% ../../../nbs/protocol/phases/07_commit.ipynb #c111
+
 def check_replay(driver: Driver, decided: Decision, messages: Sequence[CommitMessage]) -> None:
     """Has the replay read as many rows and bytes as were decided? Raises `ReplayDiffers`, or warns.
     A record of an older version has no counts.

@@ -50,7 +50,7 @@ def decide(
         )
     return record
 
-# %% ../../../nbs/protocol/phases/04_decide.ipynb #c008
+
 def ranges_of(cs: Sequence[Committable]) -> list[tuple[str, int, int, int]]:
     """The offsets that hold records, for the history."""
     written = [p for c in cs for p in c.partitions if p.records]

@@ -37,7 +37,32 @@ from .requests import send_all
 from .verify import final_states
 from ..states import TxnState, require
 
-# %% ../../../nbs/protocol/phases/05_finish.ipynb #c026
+# %% ../../../nbs/protocol/phases/05_finish.ipynb #41ddd936
+@contextmanager
+def after_the_decision() -> Iterator[None]:
+    """An error inside gets the risk "decided": none may claim that nothing was written."""
+    try:
+        yield
+    except TwoPhaseError as e:
+        if e.risk not in (NOTHING_WRITTEN, REPLAYED, UNTOUCHED):
+            raise
+        raise e.but(risk=DECIDED) from e
+
+
+def check_own(driver: Driver, decision: Decision) -> None:
+    """Raises `CorruptDecision` for the record of another query, or one about its transactions."""
+    require(decision.commit, "what is no COMMIT is finished", decision.query_id, decision.slot)
+    names = [parse_name(c.transactional_id) for c in decision.committables]
+    queries = {name.query_id if name else None for name in names}
+    queries.add(decision.query_id)
+    if queries != {driver.query_id}:
+        raise CorruptDecision(
+            f"batch {decision.slot.batch_id} of {driver.query_id}: the record is about another"
+            " query",
+            why="Copied, or forged.",
+        )
+
+# %% ../../../nbs/protocol/phases/05_finish.ipynb #53eee99e
 def _commit_all(
     driver: Driver,
     decision: Decision,
@@ -64,53 +89,7 @@ def _commit_all(
         return decision
     return _mend(driver, decision, lost, over, gone, replayed)
 
-# %% ../../../nbs/protocol/phases/05_finish.ipynb #184b6b5e
-def _mend(
-    driver: Driver,
-    decision: Decision,
-    lost: Sequence[Committable],
-    over: Callable[[], bool],
-    gone: Mapping[Committable, tuple[Gone, ...]],
-    replayed: bool,
-) -> Decision | None:
-    """Write again what was lost, and commit that; or report the loss."""
-    missing: Mapping[Committable, tuple[Gone, ...]] = {}
-    try:
-        repaired = repair(driver, decision, lost, replayed)
-    except RowsMissing as e:
-        repaired, missing = None, e.gone
-    if repaired is None:
-        report_loss(driver, decision, lost, gone, missing)
-        return decision
-    again = [c for c in repaired.committables if c in lost or c not in decision.committables]
-    return _commit_all(driver, repaired, again, over, gone, replayed)
-
-# %% ../../../nbs/protocol/phases/05_finish.ipynb #c006
-@contextmanager
-def after_the_decision() -> Iterator[None]:
-    """An error inside gets the risk "decided": none may claim that nothing was written."""
-    try:
-        yield
-    except TwoPhaseError as e:
-        if e.risk not in (NOTHING_WRITTEN, REPLAYED, UNTOUCHED):
-            raise
-        raise e.but(risk=DECIDED) from e
-
-# %% ../../../nbs/protocol/phases/05_finish.ipynb #c007
-def check_own(driver: Driver, decision: Decision) -> None:
-    """Raises `CorruptDecision` for the record of another query, or one about its transactions."""
-    require(decision.commit, "what is no COMMIT is finished", decision.query_id, decision.slot)
-    names = [parse_name(c.transactional_id) for c in decision.committables]
-    queries = {name.query_id if name else None for name in names}
-    queries.add(decision.query_id)
-    if queries != {driver.query_id}:
-        raise CorruptDecision(
-            f"batch {decision.slot.batch_id} of {driver.query_id}: the record is about another"
-            " query",
-            why="Copied, or forged.",
-        )
-
-# %% ../../../nbs/protocol/phases/05_finish.ipynb #c008
+# %% ../../../nbs/protocol/phases/05_finish.ipynb #4f63208f
 def finish(
     driver: Driver,
     decision: Decision,
@@ -139,7 +118,7 @@ def finish(
                 end_gates(driver, done, gates)
             return done is not None
 
-# %% ../../../nbs/protocol/phases/05_finish.ipynb #c009
+# %% ../../../nbs/protocol/phases/05_finish.ipynb #7af38ec4
 def _finished_by_another(driver: Driver, decision: Decision) -> bool:
     if overtaken(driver.log.listing(decision), decision):
         return True
@@ -158,7 +137,7 @@ def _known_states(driver: Driver, cs: Sequence[Committable]) -> dict[Committable
     states = {c: s.state for c, s in zip(cs, describe_all(driver, cs), strict=True)}
     return states | final_states(driver, [c for c, state in states.items() if state is None])
 
-# %% ../../../nbs/protocol/phases/05_finish.ipynb #c101
+# %% ../../../nbs/protocol/phases/05_finish.ipynb #7b6e6433
 def _spell(t: Affected) -> str:
     """A transaction with all that is needed to find its rows again."""
     ranges = [f"{p.topic}-{p.partition}: {p.records} at {_offsets(p)}" for p in t.places]
@@ -169,7 +148,15 @@ def _offsets(p: Place) -> str:
     known = p.first_offset is not None
     return f"offsets {p.first_offset} to {p.last_offset}" if known else "unknown offsets"
 
-# %% ../../../nbs/protocol/phases/05_finish.ipynb #0993ca6e
+
+def _spell_lost(
+    lost: Sequence[Committable], missing: Mapping[Committable, Sequence[Gone]]
+) -> Iterator[str]:
+    """Each lost transaction, and which of its rows its store does not have any more."""
+    for c in lost:
+        yield ", ".join([*map(_spell, affected([c])), *places_gone(missing.get(c, ()))])
+
+# %% ../../../nbs/protocol/phases/05_finish.ipynb #da766544
 def report_loss(
     driver: Driver,
     decision: Decision,
@@ -209,13 +196,26 @@ def report_loss(
         why = [*([LostTransaction.why] if lost else []), *reasons(gone), *reasons(missing)]
         raise LostTransaction(what, why=" ".join(why), **fields)
 
-# %% ../../../nbs/protocol/phases/05_finish.ipynb #dfd7dc5e
-def _spell_lost(
-    lost: Sequence[Committable], missing: Mapping[Committable, Sequence[Gone]]
-) -> Iterator[str]:
-    """Each lost transaction, and which of its rows its store does not have any more."""
-    for c in lost:
-        yield ", ".join([*map(_spell, affected([c])), *places_gone(missing.get(c, ()))])
+# %% ../../../nbs/protocol/phases/05_finish.ipynb #99c80dba
+def _mend(
+    driver: Driver,
+    decision: Decision,
+    lost: Sequence[Committable],
+    over: Callable[[], bool],
+    gone: Mapping[Committable, tuple[Gone, ...]],
+    replayed: bool,
+) -> Decision | None:
+    """Write again what was lost, and commit that; or report the loss."""
+    missing: Mapping[Committable, tuple[Gone, ...]] = {}
+    try:
+        repaired = repair(driver, decision, lost, replayed)
+    except RowsMissing as e:
+        repaired, missing = None, e.gone
+    if repaired is None:
+        report_loss(driver, decision, lost, gone, missing)
+        return decision
+    again = [c for c in repaired.committables if c in lost or c not in decision.committables]
+    return _commit_all(driver, repaired, again, over, gone, replayed)
 
 # %% ../../../nbs/protocol/phases/05_finish.ipynb #c060
 _OVER = TxnState.COMMITTED, None

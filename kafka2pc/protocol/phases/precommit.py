@@ -28,7 +28,7 @@ def flush_and_precommit(txn: Transaction, history: History, **ids: Any) -> Commi
             noted.update(epoch=c.state.epoch, records=c.records)
     return c
 
-# %% ../../../nbs/protocol/phases/01_precommit.ipynb #c056
+
 def _write_all(
     participants: Sequence[Participant], plan: Plan, chunks: Iterator, history: History, ids: dict
 ) -> tuple[Committable, ...]:
@@ -69,7 +69,7 @@ def no_measure(chunk: object) -> int:
     """For rows whose size in bytes does not matter."""
     return 0
 
-# %% ../../../nbs/protocol/phases/01_precommit.ipynb #c059
+
 def precommit(
     participants: Sequence[Participant],
     plan: Plan,

@@ -83,7 +83,7 @@ def _finish_before(driver: Driver, batch_id: int, listing: Listing) -> None:
     if newest and newest.slot.batch_id < batch_id:
         finish_late(driver, newest)
 
-# %% ../../../nbs/protocol/phases/09_restore.ipynb #c007
+
 def _sweep_below(driver: Driver, claimed: Decision) -> None:
     """Sweep, unless the log holds a later batch. This needs a listing made after the claim."""
     after_win = driver.log.listing(claimed)
@@ -94,7 +94,7 @@ def _sweep_below(driver: Driver, claimed: Decision) -> None:
     sweep_former(driver, claimed, after_win)
     remove_old_claims(driver, claimed, after_win)
 
-# %% ../../../nbs/protocol/phases/09_restore.ipynb #c064
+
 def _is_next_in_line(listing: Listing, batch_id: int, mine: Token) -> bool:
     """Has our run decided the batch before, and has no other claimed this one since?"""
     before = commit_of(listing, batch_id - 1)

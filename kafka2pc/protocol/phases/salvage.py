@@ -80,7 +80,7 @@ def _claim(driver: Driver, judged: Judgement) -> Plan:
         planned=driver.now(),
     )
 
-# %% ../../../nbs/protocol/phases/16_salvage.ipynb #c005
+
 @contextmanager
 def _written_again(
     driver: Driver, plan: Plan, lost: Sequence[Committable]

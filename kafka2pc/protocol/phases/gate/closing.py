@@ -24,9 +24,26 @@ from ..requests import send_all
 from ..sweep import abort_left, sweep, up_to
 from ...states import TxnState
 
-# %% ../../../../nbs/protocol/phases/gate/02_closing.ipynb #c005
+# %% ../../../../nbs/protocol/phases/gate/02_closing.ipynb #def5ac3a
 _LOG = logging.getLogger(__name__)
+
+
 _OPEN = (TxnState.OPEN, TxnState.PRECOMMITTED)
+
+
+def _reached(driver: Driver, cs: Iterable[Committable]) -> list[Committable]:
+    return [c for c in cs if c.participant in driver.participants]
+
+
+def _warn_of_part(driver: Driver, batch_id: int) -> None:
+    driver.history.append("info", "gate fell", batch_id=batch_id)
+    _LOG.warning(
+        "query %s batch %s: its gate has ended already. If another run has finished the batch, it"
+        " became visible as a whole; if the gate timed out, or was ended by hand, readers may have"
+        " seen a part of it first. No row is lost",
+        driver.query_id,
+        batch_id,
+    )
 
 
 def gates_left(driver: Driver, decision: Decision) -> list[Committable]:
@@ -45,7 +62,7 @@ def gates_left(driver: Driver, decision: Decision) -> list[Committable]:
         _warn_of_part(driver, decision.slot.batch_id)
     return left
 
-
+# %% ../../../../nbs/protocol/phases/gate/02_closing.ipynb #699484ba
 def drop_old(driver: Driver, plan: Plan) -> Plan:
     """Before the decision: the plan without its gates, if the batch took longer than they may stay
     open, and a warning. To give the batch up would not help: its replay takes as long.
@@ -65,63 +82,7 @@ def drop_old(driver: Driver, plan: Plan) -> Plan:
     )
     return replace(plan, gates=())
 
-
-def _reached(driver: Driver, cs: Iterable[Committable]) -> list[Committable]:
-    return [c for c in cs if c.participant in driver.participants]
-
-# %% ../../../../nbs/protocol/phases/gate/02_closing.ipynb #06e7be56
-def _warn_of_part(driver: Driver, batch_id: int) -> None:
-    driver.history.append("info", "gate fell", batch_id=batch_id)
-    _LOG.warning(
-        "query %s batch %s: its gate has ended already. If another run has finished the batch, it"
-        " became visible as a whole; if the gate timed out, or was ended by hand, readers may have"
-        " seen a part of it first. No row is lost",
-        driver.query_id,
-        batch_id,
-    )
-
-# %% ../../../../nbs/protocol/phases/gate/02_closing.ipynb #c007
-def end_gates(driver: Driver, decision: Decision, gates: Sequence[Committable]) -> None:
-    """Make a batch visible whose transactions are all committed. `gates`: see `gates_left`. Raises
-    `OutcomeUnknown` (then the batch may stay hidden until the next start), and what a participant
-    raises.
-    """
-    if not gates:
-        return
-    ids = [gate.transactional_id for gate in gates]
-    with driver.history.of("end gate", batch_id=decision.slot.batch_id, gates=ids):
-        # the list first: while the gate is open, no run has begun the next batch
-        strays, ending = _beside(driver, decision, gates)
-        if not _is_whole(driver, decision, gates):
-            _warn_of_part(driver, decision.slot.batch_id)
-            return
-        abort_left(driver, strays)
-        _await_ends(driver, decision, [*strays, *ending])
-        outcomes = send_all(driver, "abort", gates, decision.slot.batch_id)
-        if Outcome.UNKNOWN in outcomes:
-            raise _hidden(driver, decision, gates)
-
-
-def _beside(driver: Driver, decision: Decision, gates: Sequence[Committable]) -> Unended:
-    """What may hide rows of the batch, beside its own transactions."""
-    strays: list[Committable] = []
-    ending: list[Committable] = []
-    for name in {gate.participant for gate in gates}:
-        # a store that has opened a gate can say it
-        found = cast(OpensGate, driver.participants[name]).unended(driver.query_id)
-        strays += up_to(driver, decision, found.open)
-        ending += up_to(driver, decision, found.ending)
-    return Unended(strays, ending)
-
-
-def _is_whole(driver: Driver, decision: Decision, gates: Sequence[Committable]) -> bool:
-    """Are the gates still open now that each commit has reached all its partitions?"""
-    stores = {gate.participant for gate in gates}
-    rows = [c for c in decision.committables if c.participant in stores]
-    _await_ends(driver, decision, rows)
-    return all(d.state in _OPEN for d in describe_all(driver, gates))
-
-# %% ../../../../nbs/protocol/phases/gate/02_closing.ipynb #c802570d
+# %% ../../../../nbs/protocol/phases/gate/02_closing.ipynb #5d353072
 def _await_ends(driver: Driver, decision: Decision, cs: Sequence[Committable]) -> None:
     def ask() -> Outcome:
         found = describe_all(driver, cs)
@@ -149,7 +110,48 @@ def _hidden(driver: Driver, decision: Decision, cs: Sequence[Committable]) -> Ou
         transactions=affected(cs),
     )
 
-# %% ../../../../nbs/protocol/phases/gate/02_closing.ipynb #c009
+# %% ../../../../nbs/protocol/phases/gate/02_closing.ipynb #5d94cbc7
+def _beside(driver: Driver, decision: Decision, gates: Sequence[Committable]) -> Unended:
+    """What may hide rows of the batch, beside its own transactions."""
+    strays: list[Committable] = []
+    ending: list[Committable] = []
+    for name in {gate.participant for gate in gates}:
+        # a store that has opened a gate can say it
+        found = cast(OpensGate, driver.participants[name]).unended(driver.query_id)
+        strays += up_to(driver, decision, found.open)
+        ending += up_to(driver, decision, found.ending)
+    return Unended(strays, ending)
+
+
+def _is_whole(driver: Driver, decision: Decision, gates: Sequence[Committable]) -> bool:
+    """Are the gates still open now that each commit has reached all its partitions?"""
+    stores = {gate.participant for gate in gates}
+    rows = [c for c in decision.committables if c.participant in stores]
+    _await_ends(driver, decision, rows)
+    return all(d.state in _OPEN for d in describe_all(driver, gates))
+
+# %% ../../../../nbs/protocol/phases/gate/02_closing.ipynb #bd29ca0c
+def end_gates(driver: Driver, decision: Decision, gates: Sequence[Committable]) -> None:
+    """Make a batch visible whose transactions are all committed. `gates`: see `gates_left`. Raises
+    `OutcomeUnknown` (then the batch may stay hidden until the next start), and what a participant
+    raises.
+    """
+    if not gates:
+        return
+    ids = [gate.transactional_id for gate in gates]
+    with driver.history.of("end gate", batch_id=decision.slot.batch_id, gates=ids):
+        # the list first: while the gate is open, no run has begun the next batch
+        strays, ending = _beside(driver, decision, gates)
+        if not _is_whole(driver, decision, gates):
+            _warn_of_part(driver, decision.slot.batch_id)
+            return
+        abort_left(driver, strays)
+        _await_ends(driver, decision, [*strays, *ending])
+        outcomes = send_all(driver, "abort", gates, decision.slot.batch_id)
+        if Outcome.UNKNOWN in outcomes:
+            raise _hidden(driver, decision, gates)
+
+# %% ../../../../nbs/protocol/phases/gate/02_closing.ipynb #e1bf6baf
 def end_unused(driver: Driver, claimed: Decision) -> None:
     """End the gate of a batch that has no rows. Raises what the log and a participant raise."""
     if not gating(driver):
