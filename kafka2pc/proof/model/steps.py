@@ -38,6 +38,7 @@ from kafka2pc.proof.model.world import (
     World,
     name_of,
     process_of,
+    rows_of,
     spend,
 )
 from kafka2pc.protocol.errors import (
@@ -315,7 +316,7 @@ def new_task(
     busy = {t.worker for t in tasks}
     workers = (Worker(run.number, slot, life) for life in range(99))
     worker = next(w for w in workers if w not in busy)
-    rows = tuple(r for r in m.config.rows(plan.batch_id, run.version) if r[1] % slots == slot)
+    rows = tuple(r for r in rows_of(m.config, plan.batch_id, run.version) if r[1] % slots == slot)
     retired = retired_names(world, worker)
     return Task(worker, plan.batch_id, m.calls.start("write", worker, attempt, plan, rows, retired))
 

@@ -26,6 +26,7 @@ from kafka2pc.proof.model.world import (
     name_of,
     plus,
     put,
+    rows_of,
     spend,
     worker_in,
 )
@@ -471,7 +472,7 @@ def _in_line(world: World, entry: tuple, p: int) -> tuple | None:
 def _is_torn(bounds: Bounds, world: World, batch: int) -> bool:
     """Is a part of a batch readable, and another not, although no timeout has struck its gate?"""
     rows = {row for row in world.readable if row[0] == batch}
-    whole = set(bounds.config.rows(batch, world.version))
+    whole = set(rows_of(bounds.config, batch, world.version))
     return bool(rows) and not whole <= rows and not has_fallen(bounds, world, batch)
 
 
@@ -487,7 +488,7 @@ def missing_rows(bounds: Bounds, world: World, batches: Iterable[int], version: 
     """The anomalies if Spark takes these batches for written now. A transaction that has ended, and
     waits for its markers, hides nothing: they come by themselves.
     """
-    rows = {b: set(bounds.config.rows(b, version)) for b in batches}
+    rows = {b: set(rows_of(bounds.config, b, version)) for b in batches}
     if any(not of_batch <= set(world.seen) for of_batch in rows.values()):
         return ("LOST-SILENTLY",)
     if not bounds.config.gate:
