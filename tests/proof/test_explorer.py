@@ -12,11 +12,14 @@ import pytest
 
 from kafka2pc.proof.model import explorer, replay
 from kafka2pc.proof.model.explorer import SMALL, explore, main
-from kafka2pc.proof.model.rules import HARMLESS, LIMITS, RULES, switch_off, without
+from kafka2pc.proof.model.more_rules import HARMLESS, LIMITS, MORE_RULES
+from kafka2pc.proof.model.rules import RULES as FIRST_RULES
+from kafka2pc.proof.model.rules import switch_off, without
 from kafka2pc.proof.model.world import ANOMALIES, FAULTS, Config
 from kafka2pc.protocol.phases import commit, restore
 
 pytestmark = pytest.mark.never_unsteady
+RULES = FIRST_RULES | MORE_RULES
 NOT_ALLOWED = {"lost_entry"}  # an accident that no rule survives: see RULES
 
 # The worlds are deterministic. A change of the protocol changes the counts a little; a model that

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['OTHER_TOPIC', 'OF_DRIVER', 'CALLS', 'Stop', 'Trouble', 'Transcript', 'StepLog', 'is_of_query', 'store_of',
-           'prefix_of', 'StepStore', 'RemovingStore', 'RecallingStore', 'KeepingStore', 'store_class', 'StepTxn',
-           'token_of', 'places_of', 'offsets_hash', 'StepClock', 'no_clock', 'log_of', 'topic_log', 'make_driver',
-           'call_plan', 'call_precommit', 'messages_of', 'call_commit', 'call_abort', 'call_note', 'call_refuse',
-           'call_operate', 'Call', 'Calls']
+           'prefix_of', 'committable_of', 'StepStore', 'RemovingStore', 'RecallingStore', 'GatingStore', 'KeepingStore',
+           'store_class', 'StepTxn', 'token_of', 'places_of', 'offsets_hash', 'StepClock', 'no_clock', 'log_of',
+           'topic_log', 'make_driver', 'call_plan', 'call_precommit', 'messages_of', 'call_commit', 'call_abort',
+           'call_note', 'call_refuse', 'call_operate', 'Call', 'Calls']
 
 # %% ../../../nbs/proof/model/03_replay.ipynb #c002
 import copy
@@ -45,7 +45,7 @@ from ...protocol.phases import restore as restore_phase
 from ...protocol.phases import sweep as sweep_phase
 from ...protocol.states import TxnState
 
-# %% ../../../nbs/proof/model/03_replay.ipynb #c024
+# %% ../../../nbs/proof/model/03_replay.ipynb #ba06407b
 class Stop(BaseException):
     """The process sends a request that has no answer in its transcript yet."""
 
@@ -56,7 +56,7 @@ class Trouble:
 
     error: type[TwoPhaseError]
 
-# %% ../../../nbs/proof/model/03_replay.ipynb #c026
+
 class Transcript:
     """The answers that a process has received, in order, and the requests that it sent."""
 
@@ -120,7 +120,7 @@ class StepLog(DecisionLog):
         """Send a remove."""
         self.transcript.ask("remove", tuple(slots))
 
-# %% ../../../nbs/proof/model/03_replay.ipynb #c032
+# %% ../../../nbs/proof/model/03_replay.ipynb #b0d738c2
 def is_of_query(name: str, query_id: str, prefix: str) -> bool:
     """Does a store take this name for one of the query?"""
     # in other worlds all have one prefix
@@ -138,37 +138,36 @@ def prefix_of(bounds: Bounds, number: int) -> str:
     """The prefix of the transactional ids of run `number`."""
     return "former" if bounds.config.moves and number == 1 else "kafka2pc"
 
-# %% ../../../nbs/proof/model/03_replay.ipynb #c010
+
+def committable_of(config: Config, store: str, name: str, epoch: int, records: int) -> Committable:
+    """The Committable of one transaction in this store."""
+    return Committable(
+        transactional_id=name,
+        state=PreparedTxnState(0, epoch),
+        participant=store,
+        timeout_ms=1 if config.silent_log else None,
+        end_txn_version=config.end_txn,
+        partitions=(PartitionRange(topic="t", partition=0, records=records),),
+    )
+
+# %% ../../../nbs/proof/model/03_replay.ipynb #c65f1277
+@dataclass(eq=False)
 class StepStore:
     """Kafka as a `Participant`, one request at a time. Without a `worker` it begins nothing.
     `retired`: the names that the worker has given up. `name`: of one of two, in a world where the
-    set of participants shrinks. `prefix`: of its names.
+    set of participants shrinks. `prefix`: of its names. `silent`: the last EndTxn got no answer,
+    and gets none if repeated; `again`: the last answer was unclear, and it is asked once more.
     """
 
-    def __init__(
-        self,
-        bounds: Bounds,
-        transcript: Transcript,
-        worker: Worker | None = None,
-        attempt: int = 0,
-        retired: tuple = (),
-        name: str = "kafka",
-        prefix: str = "kafka2pc",
-    ) -> None:
-        self.bounds = bounds
-        self.name = name
-        self.transcript = transcript
-        self.worker = worker
-        self.attempt = attempt
-        self.retired = retired
-        self.prefix = prefix
-        self.silent = False  # True: the last EndTxn got no answer, and gets none if repeated
-        self.again = False  # True: the last answer was unclear, and it is asked once more
-
-    @property
-    def gated(self) -> tuple[str, ...]:
-        """The topics of a gate, see `OpensGate`."""
-        return ("t",) if self.bounds.config.gate and self.name == "kafka" else ()
+    bounds: Bounds
+    transcript: Transcript
+    worker: Worker | None = None
+    attempt: int = 0
+    retired: tuple = ()
+    name: str = "kafka"
+    prefix: str = "kafka2pc"
+    silent: bool = False
+    again: bool = False
 
     def store_id(self) -> str:
         return "cluster"
@@ -197,23 +196,6 @@ class StepStore:
         """Send InitProducerId: the epoch, or `UNKNOWN`."""
         return self.transcript.ask("init", name)
 
-    def open_gate(self, plan: Plan) -> Committable:
-        """See `OpensGate`."""
-        txn = self.begin(plan)
-        txn.write([(plan.batch_id, GATE, 0)])
-        txn.flush()
-        return txn.precommit()
-
-    def unended(self, query_id: str) -> Unended:
-        """See `OpensGate`."""
-        listed = self.transcript.ask("list", True)
-        ids = tuple(i for i in listed if self._holds(i, query_id))
-        found = self.transcript.ask("unended", ids) if ids else ()
-        return Unended(
-            [self.committable(*txn) for *txn, is_open in found if is_open],
-            [self.committable(*txn) for *txn, is_open in found if not is_open],
-        )
-
     def _end(self, c: Committable, commit: bool) -> Outcome:
         answer = self.transcript.ask("end", c.transactional_id, c.state.epoch, commit)
         self.silent = answer == SILENT
@@ -240,15 +222,16 @@ class StepStore:
 
     def in_doubt(self, query_id: str) -> list[Committable]:
         listed = self.transcript.ask("list", False)
-        ids = tuple(i for i in listed if self._holds(i, query_id))
+        ids = tuple(i for i in listed if self.holds(i, query_id))
         if not ids:
             return []
         return [self.committable(*txn) for txn in self.transcript.ask("open", ids)]
 
     def traces(self, query_id: str) -> list[str]:
-        return [i for i in self.transcript.ask("known") if self._holds(i, query_id)]
+        return [i for i in self.transcript.ask("known") if self.holds(i, query_id)]
 
-    def _holds(self, name: str, query_id: str) -> bool:
+    def holds(self, name: str, query_id: str) -> bool:
+        """Is this name one of the query, and in this store?"""
         here = store_of(self.bounds, worker_in(name)) == self.name
         return here and is_of_query(name, query_id, self.prefix)
 
@@ -260,16 +243,9 @@ class StepStore:
 
     def committable(self, name: str, epoch: int, rows: tuple = ()) -> Committable:
         """The Committable of one transaction."""
-        return Committable(
-            transactional_id=name,
-            state=PreparedTxnState(0, epoch),
-            participant=self.name,
-            timeout_ms=1 if self.bounds.config.silent_log else None,
-            end_txn_version=self.bounds.config.end_txn,
-            partitions=(PartitionRange(topic="t", partition=0, records=len(rows)),),
-        )
+        return committable_of(self.bounds.config, self.name, name, epoch, len(rows))
 
-# %% ../../../nbs/proof/model/03_replay.ipynb #c037
+# %% ../../../nbs/proof/model/03_replay.ipynb #a5de5b1e
 class RemovingStore(StepStore):
     """The same, in a world where a topic may remove rows: `MayRemove`."""
 
@@ -289,6 +265,40 @@ class RecallingStore(StepStore):
         return [name for name, each in zip(last, later, strict=True) if each]
 
 
+class GatingStore(StepStore):
+    """The same, in a world with a gate: `OpensGate`."""
+
+    @property
+    def gated(self) -> tuple[str, ...]:
+        """The topics of a gate, see `OpensGate`."""
+        return ("t",) if self.bounds.config.gate and self.name == "kafka" else ()
+
+    def open_gate(self, plan: Plan) -> Committable:
+        """See `OpensGate`."""
+        txn = self.begin(plan)
+        txn.write([(plan.batch_id, GATE, 0)])
+        txn.flush()
+        return txn.precommit()
+
+    def unended(self, query_id: str) -> Unended:
+        """See `OpensGate`."""
+        listed = self.transcript.ask("list", True)
+        ids = tuple(i for i in listed if self.holds(i, query_id))
+        found = self.transcript.ask("unended", ids) if ids else ()
+        return Unended(
+            [self.committable(*txn) for *txn, is_open in found if is_open],
+            [self.committable(*txn) for *txn, is_open in found if not is_open],
+        )
+
+
+def _tuples(cs: Iterable[Committable]) -> tuple:
+    return tuple((c.transactional_id, c.state.epoch) for c in cs)
+
+
+def _all_of_it(why: str) -> Gone:
+    return Gone(topic="t", partition=0, first_offset=0, last_offset=0, why=why)
+
+# %% ../../../nbs/proof/model/03_replay.ipynb #6bfbc6af
 class KeepingStore(StepStore):
     """The same, in a world in which transactions time out: `KeepsAborted`."""
 
@@ -307,17 +317,10 @@ class KeepingStore(StepStore):
             return txn.precommit()
 
 
-def _tuples(cs: Iterable[Committable]) -> tuple:
-    return tuple((c.transactional_id, c.state.epoch) for c in cs)
-
-
-def _all_of_it(why: str) -> Gone:
-    return Gone(topic="t", partition=0, first_offset=0, last_offset=0, why=why)
-
-
 def store_class(config: Config, recalls: bool, keeps: bool) -> type[StepStore]:
     """A store with the verbs that this world needs."""
     bases = [
+        *([GatingStore] if config.gate else []),
         *([RemovingStore] if config.remove else []),
         *([RecallingStore] if recalls else []),
         *([KeepingStore] if keeps else []),
@@ -354,7 +357,7 @@ class StepTxn:
     def precommit(self) -> Committable:
         return self.store.committable(self.name, self.epoch, self.rows)
 
-# %% ../../../nbs/proof/model/03_replay.ipynb #c041
+# %% ../../../nbs/proof/model/03_replay.ipynb #d322ec2e
 def token_of(number: int) -> Callable[[int, int], Token]:
     """The token maker of a run: its number instead of a random part."""
     return lambda batch, attempt: Token(batch, attempt, f"{number:08x}")
@@ -367,7 +370,7 @@ def places_of(bounds: Bounds, number: int) -> tuple[str, str]:
         return "log", "checkpoint"
     return "log" if copied.startswith("same log") else "copied log", "copied checkpoint"
 
-# %% ../../../nbs/proof/model/03_replay.ipynb #c042
+
 OTHER_TOPIC = 100  # added to the version of rows that go to another topic
 
 
@@ -539,7 +542,7 @@ def call_refuse(calls: "Calls", transcript: Transcript, number: int, batch: int)
     driver = make_driver(calls.bounds, transcript, number)
     raise passed_over.refuse_after(driver, batch, batch + 1)
 
-# %% ../../../nbs/proof/model/03_replay.ipynb #3d391bb1
+# %% ../../../nbs/proof/model/03_replay.ipynb #c828a340
 def call_operate(calls: "Calls", transcript: Transcript, number: int, what: str) -> None:
     """An operator's command."""
     driver = make_driver(calls.bounds, transcript, number)
@@ -559,17 +562,6 @@ def call_operate(calls: "Calls", transcript: Transcript, number: int, what: str)
         adopt(replace(driver, participants=kept))
 
 
-CALLS: dict[str, Callable[..., Any]] = {
-    "plan": call_plan,
-    "write": call_precommit,
-    "commit": call_commit,
-    "abort": call_abort,
-    "note": call_note,
-    "refuse": call_refuse,
-    "operate": call_operate,
-}
-
-# %% ../../../nbs/proof/model/03_replay.ipynb #c020
 class Call(NamedTuple):
     """A call of one of `CALLS`, with the answers that it received, and how it goes on: ('ask',
     request), ('return', value) or ('raise', error). `judged`: the (name, epoch) whose rows it has
@@ -581,6 +573,17 @@ class Call(NamedTuple):
     answers: tuple
     end: tuple
     judged: tuple = ()
+
+
+CALLS: dict[str, Callable[..., Any]] = {
+    "plan": call_plan,
+    "write": call_precommit,
+    "commit": call_commit,
+    "abort": call_abort,
+    "note": call_note,
+    "refuse": call_refuse,
+    "operate": call_operate,
+}
 
 # %% ../../../nbs/proof/model/03_replay.ipynb #c021
 class Calls:

@@ -18,14 +18,14 @@ from .systems import SILENT, UNKNOWN
 from .world import GATE, short
 from ...protocol.states import TxnState
 
-# %% ../../../nbs/proof/model/06_report.ipynb #c006
+# %% ../../../nbs/proof/model/06_report.ipynb #29124015
 def short_decision(m: Model, number: int) -> str:
     """A decision in words: its kind, its slot, its run, and the token of a claim."""
     d = m.decisions[number]
     token = "" if d.commit else f" (token {d.token.batch_id}.{d.token.attempt})"
     return f"{d.kind} {d.slot.batch_id}.{d.slot.attempt} of D{int(d.token.random, 16)}{token}"
 
-# %% ../../../nbs/proof/model/06_report.ipynb #32e513ac
+
 REQUEST_WORDS: dict[str, Callable[..., str]] = {
     "init": lambda m, name: f"InitProducerId {short(name)}",
     "epoch": lambda m, name: f"goes on with its producer {short(name)}",
@@ -55,6 +55,10 @@ REQUEST_WORDS: dict[str, Callable[..., str]] = {
     "listing": lambda m: "lists the slots of the log",
     "remove": lambda m, slots: f"removes the records {', '.join(f'{b}.{k}' for b, k in slots)}",
     "spark": lambda m, batch: f"looks for commits/{batch}",
+}
+
+# %% ../../../nbs/proof/model/06_report.ipynb #39008a48
+REQUEST_WORDS |= {
     "late": lambda m, kind, run, *what: (
         f"late, of {'a task of ' if kind == 'init' else ''}D{run}: {REQUEST_WORDS[kind](m, *what)}"
     ),

@@ -6,10 +6,10 @@
 __all__ = ['UNKNOWN', 'SILENT', 'REQUESTS', 'UNCLEAR', 'become_visible', 'vanish', 'swap_files', 'end_transaction', 'on_init',
            'on_produce', 'on_epoch', 'on_end', 'may_abort', 'is_excluded', 'description', 'on_describe', 'on_await',
            'on_gone', 'on_final', 'on_read', 'on_later', 'on_clock', 'is_late', 'on_list', 'on_known', 'on_unended',
-           'on_open', 'on_create', 'on_log_fence', 'on_log_write', 'add_claim', 'owe', 'owner_of', 'readers_read',
+           'on_open', 'owe', 'owner_of', 'add_claim', 'on_create', 'on_log_fence', 'on_log_write', 'readers_read',
            'has_fallen', 'missing_rows', 'with_readers', 'on_listing', 'on_spark', 'on_remove', 'answers', 'uses_copy',
-           'late_answer', 'events', 'is_in_database', 'messages_arrive', 'is_over', 'time_passes', 'rows_vanish',
-           'aborted_rows_vanish', 'pass_over', 'back_up', 'put_back', 'files_change']
+           'late_answer', 'messages_arrive', 'is_over', 'is_in_database', 'time_passes', 'rows_vanish',
+           'aborted_rows_vanish', 'pass_over', 'back_up', 'put_back', 'files_change', 'events']
 
 # %% ../../../nbs/proof/model/02_systems.ipynb #c002
 from typing import Any, Callable, Iterable, Iterator, Sequence
@@ -26,6 +26,7 @@ from kafka2pc.proof.model.world import (
     name_of,
     plus,
     put,
+    rows_of,
     spend,
     worker_in,
 )
@@ -324,62 +325,7 @@ def on_open(bounds: Bounds, world: World, run: int, ids: tuple) -> Answer:
     """DescribeTransactions: name and epoch of those of `ids` that are still ongoing."""
     return Answer(world, tuple((t.id, t.epoch) for t in world.txns if t.id in ids and t.ongoing))
 
-# %% ../../../nbs/proof/model/02_systems.ipynb #c018
-def on_create(
-    bounds: Bounds, world: World, run: int, number: int, unchecked: bool = False
-) -> Answer:
-    """Create in the log: the answer is the number of the record that is in the slot now.
-    `unchecked`: the deadline was not checked since the create before.
-    """
-    d = bounds.decisions[number]
-    record = next((n for *slot, n in world.log if tuple(slot) == d.slot), None)
-    if record not in (None, number):
-        return Answer(world, record, note=f"{d.kind} refused")
-    if not d.commit and d.token.attempt == d.slot.attempt + 1:
-        world = add_claim(world, run, d.token)
-    if record == number:
-        return Answer(world, record, note=f"{d.kind} exists already")
-    after = world._replace(log=plus(world.log, (*d.slot, number)))
-    wrong: tuple[str, ...] = ()
-    names_some = d.commit or d.kind == REPAIR
-    if names_some and not any(k >= 0 and (batch, k) > d.slot for batch, k, _ in world.log):
-        after, wrong = owe(after, d)
-    owner = None if d.commit else owner_of(bounds, world, d.slot)
-    if owner and d.token < owner:
-        wrong += ("DISTURBED-BY-OLDER",)
-    return Answer(after, number, wrong, f"{d.kind} won")
-
-
-def on_log_fence(bounds: Bounds, world: World, run: int, prefix: str) -> Answer:
-    """InitProducerId for the id that a log in a topic has under this prefix."""
-    epoch = dict(world.fences).get(prefix, -1) + 1
-    others = tuple(f for f in world.fences if f[0] != prefix)
-    return Answer(world._replace(fences=plus(others, (prefix, epoch))), epoch)
-
-# %% ../../../nbs/proof/model/02_systems.ipynb #f0f29463
-def on_log_write(
-    bounds: Bounds, world: World, run: int, prefix: str, epoch: int, number: int
-) -> Answer:
-    """A record in a log in a topic, and the end of its transaction. The broker knows nothing of
-    slots: a second record in a slot is written too, and its writer believes that it won.
-    """
-    if dict(world.fences)[prefix] != epoch:
-        return Answer(world, False, note="a write to the log was fenced")
-    d = bounds.decisions[number]
-    if any(tuple(slot) == d.slot for *slot, _ in world.log):
-        after, wrong = owe(world, d) if d.commit else (world, ())
-        after = after._replace(log=plus(after.log, (*d.slot, number)))
-        return Answer(after, True, wrong, "a slot has two records")
-    return on_create(bounds, world, run, number)._replace(reply=True)
-
-
-def add_claim(world: World, run: int, token: Token) -> World:
-    """The newest claim of this run is `token`, or the one that it has, if that is newer."""
-    own = next((claim for owner, claim in world.claims if owner == run), token)
-    others = tuple(c for c in world.claims if c[0] != run)
-    return world._replace(claims=plus(others, (run, token if own < token else own)))
-
-# %% ../../../nbs/proof/model/02_systems.ipynb #c019
+# %% ../../../nbs/proof/model/02_systems.ipynb #1f05bc32
 def owe(world: World, d: Decision) -> tuple[World, tuple]:
     """From now on the transactions of this COMMIT must become visible. Those that a timeout has
     aborted before, or whose rows are not there, are lost already. Its gates must be open.
@@ -412,6 +358,61 @@ def owner_of(bounds: Bounds, world: World, slot: Slot) -> Token | None:
         if not slot.attempt and batch == slot.batch_id - 1 and d.commit:
             return d.token
     return None
+
+# %% ../../../nbs/proof/model/02_systems.ipynb #46127c98
+def add_claim(world: World, run: int, token: Token) -> World:
+    """The newest claim of this run is `token`, or the one that it has, if that is newer."""
+    own = next((claim for owner, claim in world.claims if owner == run), token)
+    others = tuple(c for c in world.claims if c[0] != run)
+    return world._replace(claims=plus(others, (run, token if own < token else own)))
+
+
+def on_create(
+    bounds: Bounds, world: World, run: int, number: int, unchecked: bool = False
+) -> Answer:
+    """Create in the log: the answer is the number of the record that is in the slot now.
+    `unchecked`: the deadline was not checked since the create before.
+    """
+    d = bounds.decisions[number]
+    record = next((n for *slot, n in world.log if tuple(slot) == d.slot), None)
+    if record not in (None, number):
+        return Answer(world, record, note=f"{d.kind} refused")
+    if not d.commit and d.token.attempt == d.slot.attempt + 1:
+        world = add_claim(world, run, d.token)
+    if record == number:
+        return Answer(world, record, note=f"{d.kind} exists already")
+    after = world._replace(log=plus(world.log, (*d.slot, number)))
+    wrong: tuple[str, ...] = ()
+    names_some = d.commit or d.kind == REPAIR
+    if names_some and not any(k >= 0 and (batch, k) > d.slot for batch, k, _ in world.log):
+        after, wrong = owe(after, d)
+    owner = None if d.commit else owner_of(bounds, world, d.slot)
+    if owner and d.token < owner:
+        wrong += ("DISTURBED-BY-OLDER",)
+    return Answer(after, number, wrong, f"{d.kind} won")
+
+
+def on_log_fence(bounds: Bounds, world: World, run: int, prefix: str) -> Answer:
+    """InitProducerId for the id that a log in a topic has under this prefix."""
+    epoch = dict(world.fences).get(prefix, -1) + 1
+    others = tuple(f for f in world.fences if f[0] != prefix)
+    return Answer(world._replace(fences=plus(others, (prefix, epoch))), epoch)
+
+# %% ../../../nbs/proof/model/02_systems.ipynb #37645243
+def on_log_write(
+    bounds: Bounds, world: World, run: int, prefix: str, epoch: int, number: int
+) -> Answer:
+    """A record in a log in a topic, and the end of its transaction. The broker knows nothing of
+    slots: a second record in a slot is written too, and its writer believes that it won.
+    """
+    if dict(world.fences)[prefix] != epoch:
+        return Answer(world, False, note="a write to the log was fenced")
+    d = bounds.decisions[number]
+    if any(tuple(slot) == d.slot for *slot, _ in world.log):
+        after, wrong = owe(world, d) if d.commit else (world, ())
+        after = after._replace(log=plus(after.log, (*d.slot, number)))
+        return Answer(after, True, wrong, "a slot has two records")
+    return on_create(bounds, world, run, number)._replace(reply=True)
 
 # %% ../../../nbs/proof/model/02_systems.ipynb #c031
 _PARTITIONS = 2  # row r of a batch is in partition r mod 2
@@ -471,7 +472,7 @@ def _in_line(world: World, entry: tuple, p: int) -> tuple | None:
 def _is_torn(bounds: Bounds, world: World, batch: int) -> bool:
     """Is a part of a batch readable, and another not, although no timeout has struck its gate?"""
     rows = {row for row in world.readable if row[0] == batch}
-    whole = set(bounds.config.rows(batch, world.version))
+    whole = set(rows_of(bounds.config, batch, world.version))
     return bool(rows) and not whole <= rows and not has_fallen(bounds, world, batch)
 
 
@@ -487,7 +488,7 @@ def missing_rows(bounds: Bounds, world: World, batches: Iterable[int], version: 
     """The anomalies if Spark takes these batches for written now. A transaction that has ended, and
     waits for its markers, hides nothing: they come by themselves.
     """
-    rows = {b: set(bounds.config.rows(b, version)) for b in batches}
+    rows = {b: set(rows_of(bounds.config, b, version)) for b in batches}
     if any(not of_batch <= set(world.seen) for of_batch in rows.values()):
         return ("LOST-SILENTLY",)
     if not bounds.config.gate:
@@ -561,7 +562,7 @@ def answers(bounds: Bounds, world: World, run: int, kind: str, *what: Any) -> It
         for reply in UNCLEAR[kind]:
             yield Answer(later, reply, note=f"{kind} unclear")
 
-# %% ../../../nbs/proof/model/02_systems.ipynb #c025
+# %% ../../../nbs/proof/model/02_systems.ipynb #47bd7cda
 def uses_copy(bounds: Bounds, run: int) -> bool:
     """True for the run that starts from a copied checkpoint."""
     return bool(bounds.config.copied) and run == 2
@@ -575,6 +576,127 @@ def late_answer(bounds: Bounds, world: World, run: int, kind: str, *what: Any) -
     return answer and answer._replace(world=swap_files(answer.world))
 
 
+def messages_arrive(bounds: Bounds, world: World) -> Iterator[tuple[str, tuple, Answer]]:
+    """Each message that is under way arrives now."""
+    for kind, run, *what in sorted(set(world.mail)):
+        after = world._replace(mail=minus(world.mail, (kind, run, *what)))
+        if kind == "create" and is_over(bounds, world, what[0]):
+            continue
+        if answer := late_answer(bounds, after, run, kind, *what):
+            yield "network", ("late", kind, run, *what), answer._replace(note=f"late {answer.note}")
+
+
+def is_over(bounds: Bounds, world: World, number: int) -> bool:
+    """Has a create with this decision been under way for so long that it will not arrive?"""
+    if not bounds.config.silent_log or bounds.config.late_arrival:
+        return False
+    return is_late(world, [c.transactional_id for c in bounds.decisions[number].committables])
+
+# %% ../../../nbs/proof/model/02_systems.ipynb #f00fdab0
+def is_in_database(bounds: Bounds, t: Txn) -> bool:
+    """Is this a transaction of the second store, in a world in which that is a database?"""
+    return bounds.config.database and worker_in(t.id).slot == 1
+
+
+def time_passes(
+    bounds: Bounds, world: World, t: Txn, checked: bool
+) -> Iterator[tuple[str, tuple, Answer]]:
+    """A timeout comes near, or strikes. A transaction that a driver has just checked is in time."""
+    in_time = checked and bounds.config.margin_ms and not bounds.config.stall
+    if not t.late and not in_time and (x := spend(world, "timeout")):
+        yield "clock", ("late soon", t.id), Answer(put(x, t._replace(late=True)))
+    if t.late:
+        after, wrong = end_transaction(bounds, world, t, "timeout")
+        yield "Kafka", ("timeout", t.id, t.epoch), Answer(after, None, wrong, "a timeout struck")
+
+# %% ../../../nbs/proof/model/02_systems.ipynb #74cbcc1e
+def rows_vanish(
+    bounds: Bounds, world: World, t: Txn, judged: Iterable[tuple]
+) -> Iterator[tuple[str, tuple, Answer]]:
+    """The rows of an open transaction are removed. Between a driver's question and the marker of
+    its commit no process notices that; `late_remove` shows it.
+    """
+    key = t.id, t.epoch
+    under_way = {tuple(what[:2]) for kind, _, *what in world.mail if kind == "end"}
+    unnoticed = key in {*judged, *under_way} and not bounds.config.late_remove
+    if t.removed or t.is_gate or unnoticed or not (x := spend(world, "remove")):
+        return
+    after = put(x, t._replace(removed=True))
+    if key in x.owed:
+        after = after._replace(owed=minus(x.owed, key), lost=plus(x.lost, key))
+    yield "Kafka", ("removes rows", *key), Answer(after, note="rows were removed")
+
+
+def aborted_rows_vanish(bounds: Bounds, world: World) -> Iterator[tuple[str, tuple, Answer]]:
+    """The topic removes the first row of a transaction that a timeout has aborted."""
+    for entry in world.topic:
+        pair, outcome, rows = entry
+        if outcome is TxnState.ABORTED and rows and (x := spend(world, "remove")):
+            left = tuple((*e[:2], rows[1:] or None) if e is entry else e for e in x.topic)
+            yield "Kafka", ("removes rows", *pair), Answer(x._replace(topic=left))
+
+# %% ../../../nbs/proof/model/02_systems.ipynb #7c8e0d5c
+def pass_over(bounds: Bounds, world: World, batch: int) -> World:
+    """Spark has `batch` in its commits, whatever readers see."""
+    missing = missing_rows(bounds, world, [batch], world.version)
+    passed = (*world.passed, batch) if missing and batch not in world.passed else world.passed
+    return world._replace(passed=passed, commits=tuple(sorted({*world.commits, batch})))
+
+
+def back_up(world: World) -> World | None:
+    """The world with a backup, None if there is none any more to make."""
+    x = spend(world, "backup")
+    kept = world.log, world.offsets, world.version, world.commits
+    return x and x._replace(backup=kept)
+
+
+def put_back(bounds: Bounds, world: World) -> World | None:
+    """The world with its backup put back. What was decided since is decided no more: Spark replays
+    those rows.
+    """
+    x = spend(world, "put_back")
+    if not x or not world.backup:
+        return None
+    log, offsets, version, commits = world.backup
+    records = [bounds.decisions[number] for _, _, number in log]
+    named = {
+        (c.transactional_id, c.state.epoch) for d in records if d.commit for c in d.committables
+    }
+    return x._replace(
+        log=log,
+        offsets=offsets,
+        version=version,
+        commits=commits,
+        owed=tuple(key for key in x.owed if key in named),
+        lost=tuple(key for key in x.lost if key in named),
+    )
+
+# %% ../../../nbs/proof/model/02_systems.ipynb #7defd573
+def files_change(bounds: Bounds, world: World) -> Iterator[tuple[str, tuple, Answer]]:
+    """An operator deletes or rewrites what Spark has written, or the log loses a record."""
+    if world.commits and (x := spend(world, "no_commits")):
+        yield (
+            "operator",
+            ("deletes commits", world.commits[-1]),
+            Answer(x._replace(commits=world.commits[:-1])),
+        )
+    n = world.offsets
+    decided = any(bounds.decisions[d].commit for batch, _, d in world.log if batch == n)
+    if decided and n not in world.commits and (x := spend(world, "by_hand")):
+        yield "operator", ("writes commits", n), Answer(pass_over(bounds, x, n))
+    if world.offsets >= 0 and (x := spend(world, "new_rows")):
+        left = tuple(b for b in world.commits if b != world.offsets)
+        yield (
+            "operator",
+            ("changes offsets", world.offsets),
+            Answer(x._replace(commits=left, version=world.version + 1)),
+        )
+    if bounds.config.backup_within and (x := back_up(world)):
+        yield "operator", ("backs up",), Answer(x)
+    if world.log and (x := spend(world, "lost_entry")):
+        yield "log", ("loses", world.log[-1][2]), Answer(x._replace(log=world.log[:-1]))
+
+# %% ../../../nbs/proof/model/02_systems.ipynb #fa76d06d
 def events(
     bounds: Bounds, world: World, creating: Iterable[int] = (), judged: Iterable[tuple] = ()
 ) -> Iterator[tuple[str, tuple, Answer]]:
@@ -608,124 +730,3 @@ def _all_events(
             yield "Kafka", ("expires", t.id), Answer(put(less, fresh))
     yield from aborted_rows_vanish(bounds, world)
     yield from files_change(bounds, world)
-
-# %% ../../../nbs/proof/model/02_systems.ipynb #b097d721
-def is_in_database(bounds: Bounds, t: Txn) -> bool:
-    """Is this a transaction of the second store, in a world in which that is a database?"""
-    return bounds.config.database and worker_in(t.id).slot == 1
-
-
-def messages_arrive(bounds: Bounds, world: World) -> Iterator[tuple[str, tuple, Answer]]:
-    """Each message that is under way arrives now."""
-    for kind, run, *what in sorted(set(world.mail)):
-        after = world._replace(mail=minus(world.mail, (kind, run, *what)))
-        if kind == "create" and is_over(bounds, world, what[0]):
-            continue
-        if answer := late_answer(bounds, after, run, kind, *what):
-            yield "network", ("late", kind, run, *what), answer._replace(note=f"late {answer.note}")
-
-
-def is_over(bounds: Bounds, world: World, number: int) -> bool:
-    """Has a create with this decision been under way for so long that it will not arrive?"""
-    if not bounds.config.silent_log or bounds.config.late_arrival:
-        return False
-    return is_late(world, [c.transactional_id for c in bounds.decisions[number].committables])
-
-
-def time_passes(
-    bounds: Bounds, world: World, t: Txn, checked: bool
-) -> Iterator[tuple[str, tuple, Answer]]:
-    """A timeout comes near, or strikes. A transaction that a driver has just checked is in time."""
-    in_time = checked and bounds.config.margin_ms and not bounds.config.stall
-    if not t.late and not in_time and (x := spend(world, "timeout")):
-        yield "clock", ("late soon", t.id), Answer(put(x, t._replace(late=True)))
-    if t.late:
-        after, wrong = end_transaction(bounds, world, t, "timeout")
-        yield "Kafka", ("timeout", t.id, t.epoch), Answer(after, None, wrong, "a timeout struck")
-
-# %% ../../../nbs/proof/model/02_systems.ipynb #c026
-def rows_vanish(
-    bounds: Bounds, world: World, t: Txn, judged: Iterable[tuple]
-) -> Iterator[tuple[str, tuple, Answer]]:
-    """The rows of an open transaction are removed. Between a driver's question and the marker of
-    its commit no process notices that; `late_remove` shows it.
-    """
-    key = t.id, t.epoch
-    under_way = {tuple(what[:2]) for kind, _, *what in world.mail if kind == "end"}
-    unnoticed = key in {*judged, *under_way} and not bounds.config.late_remove
-    if t.removed or t.is_gate or unnoticed or not (x := spend(world, "remove")):
-        return
-    after = put(x, t._replace(removed=True))
-    if key in x.owed:
-        after = after._replace(owed=minus(x.owed, key), lost=plus(x.lost, key))
-    yield "Kafka", ("removes rows", *key), Answer(after, note="rows were removed")
-
-
-def aborted_rows_vanish(bounds: Bounds, world: World) -> Iterator[tuple[str, tuple, Answer]]:
-    """The topic removes the first row of a transaction that a timeout has aborted."""
-    for entry in world.topic:
-        pair, outcome, rows = entry
-        if outcome is TxnState.ABORTED and rows and (x := spend(world, "remove")):
-            left = tuple((*e[:2], rows[1:] or None) if e is entry else e for e in x.topic)
-            yield "Kafka", ("removes rows", *pair), Answer(x._replace(topic=left))
-
-
-def pass_over(bounds: Bounds, world: World, batch: int) -> World:
-    """Spark has `batch` in its commits, whatever readers see."""
-    missing = missing_rows(bounds, world, [batch], world.version)
-    passed = (*world.passed, batch) if missing and batch not in world.passed else world.passed
-    return world._replace(passed=passed, commits=tuple(sorted({*world.commits, batch})))
-
-
-def back_up(world: World) -> World | None:
-    """The world with a backup, None if there is none any more to make."""
-    x = spend(world, "backup")
-    kept = world.log, world.offsets, world.version, world.commits
-    return x and x._replace(backup=kept)
-
-# %% ../../../nbs/proof/model/02_systems.ipynb #7cfcaa0c
-def put_back(bounds: Bounds, world: World) -> World | None:
-    """The world with its backup put back. What was decided since is decided no more: Spark replays
-    those rows.
-    """
-    x = spend(world, "put_back")
-    if not x or not world.backup:
-        return None
-    log, offsets, version, commits = world.backup
-    records = [bounds.decisions[number] for _, _, number in log]
-    named = {
-        (c.transactional_id, c.state.epoch) for d in records if d.commit for c in d.committables
-    }
-    return x._replace(
-        log=log,
-        offsets=offsets,
-        version=version,
-        commits=commits,
-        owed=tuple(key for key in x.owed if key in named),
-        lost=tuple(key for key in x.lost if key in named),
-    )
-
-# %% ../../../nbs/proof/model/02_systems.ipynb #db22ac0d
-def files_change(bounds: Bounds, world: World) -> Iterator[tuple[str, tuple, Answer]]:
-    """An operator deletes or rewrites what Spark has written, or the log loses a record."""
-    if world.commits and (x := spend(world, "no_commits")):
-        yield (
-            "operator",
-            ("deletes commits", world.commits[-1]),
-            Answer(x._replace(commits=world.commits[:-1])),
-        )
-    n = world.offsets
-    decided = any(bounds.decisions[d].commit for batch, _, d in world.log if batch == n)
-    if decided and n not in world.commits and (x := spend(world, "by_hand")):
-        yield "operator", ("writes commits", n), Answer(pass_over(bounds, x, n))
-    if world.offsets >= 0 and (x := spend(world, "new_rows")):
-        left = tuple(b for b in world.commits if b != world.offsets)
-        yield (
-            "operator",
-            ("changes offsets", world.offsets),
-            Answer(x._replace(commits=left, version=world.version + 1)),
-        )
-    if bounds.config.backup_within and (x := back_up(world)):
-        yield "operator", ("backs up",), Answer(x)
-    if world.log and (x := spend(world, "lost_entry")):
-        yield "log", ("loses", world.log[-1][2]), Answer(x._replace(log=world.log[:-1]))

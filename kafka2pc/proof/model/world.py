@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['GATE', 'QUERY', 'FAULTS', 'COPIES', 'ANOMALIES', 'Txn', 'World', 'Worker', 'spell', 'process_of', 'worker_name',
-           'name_of', 'worker_in', 'short', 'Config', 'Answer', 'Table', 'Bounds', 'plus', 'minus', 'find', 'put',
-           'spend']
+           'name_of', 'worker_in', 'short', 'Config', 'rows_of', 'Answer', 'Table', 'Bounds', 'plus', 'minus', 'find',
+           'put', 'spend']
 
 # %% ../../../nbs/proof/model/01_world.ipynb #c002
 from dataclasses import dataclass
@@ -136,7 +136,7 @@ def short(name: str, epoch: int | None = None) -> str:
     at = "" if epoch is None else f" @{epoch}"
     return f"{worker}{number} {batch}{at}"
 
-# %% ../../../nbs/proof/model/01_world.ipynb #c013
+# %% ../../../nbs/proof/model/01_world.ipynb #3e8b466f
 FAULTS = {
     "crash": "a run of the query dies; its tasks live on",
     "timeout": "a transaction's time runs out",
@@ -175,6 +175,7 @@ FAULTS = {
     ),
 }
 
+# %% ../../../nbs/proof/model/01_world.ipynb #914edda9
 COPIES = {
     "own log": "the decision log is in the checkpoint and was copied with it",
     "same log": "the log is elsewhere, so the copy shares it; the copy writes to another topic",
@@ -264,15 +265,16 @@ class Config:
         """Does the world remember what became of a transaction?"""
         return bool(self.timeout or self.expire)
 
-    def rows(self, batch: int, version: int = 0) -> tuple:
-        """The rows of a batch. Row r goes to task r mod the number of tasks."""
-        if batch in self.no_tasks:
-            return ()
-        return tuple(
-            (batch, row, version)
-            for row in range(max(self.slots) * self.rows_per_task)
-            if (batch, row) not in self.empty
-        )
+# %% ../../../nbs/proof/model/01_world.ipynb #d3194800
+def rows_of(config: Config, batch: int, version: int = 0) -> tuple:
+    """The rows of a batch. Row r goes to task r mod the number of tasks."""
+    if batch in config.no_tasks:
+        return ()
+    return tuple(
+        (batch, row, version)
+        for row in range(max(config.slots) * config.rows_per_task)
+        if (batch, row) not in config.empty
+    )
 
 # %% ../../../nbs/proof/model/01_world.ipynb #c017
 ANOMALIES = {
