@@ -152,11 +152,6 @@ def insert(db: psycopg.Connection, table: str, name: str, decision: Decision) ->
     return bool(added.rowcount)
 
 # %% ../../nbs/decision_logs/03_table.ipynb #6e3ac3bb
-_REMOVE = """
-    delete from {} where log = %s
-    and (batch_id, attempt) in (select * from unnest(%s::bigint[], %s::int[]))"""
-
-
 def _nothing(db: psycopg.Connection, decision: Decision) -> None:
     pass
 
@@ -192,6 +187,11 @@ def take_slot(
     finally:
         db.close()
     return won
+
+# %% ../../nbs/decision_logs/03_table.ipynb #bd7bdec7
+_REMOVE = """
+    delete from {} where log = %s
+    and (batch_id, attempt) in (select * from unnest(%s::bigint[], %s::int[]))"""
 
 
 def check_other_schemas(log: "TableLog") -> None:

@@ -86,7 +86,7 @@ def file(request):
     losing = lambda when: lose(os, "link", when, OSError(5, "I/O error"))
     return Place(
         lambda name="a": FileLog(f"{folder}/{name}"),
-        steps=["create", "_put", "create_file"],
+        steps=["create", "put_file", "create_file"],
         spoil=spoil,
         lost=both(losing),
     )

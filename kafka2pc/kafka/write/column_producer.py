@@ -113,8 +113,7 @@ def _ranges(lanes: Mapping[tuple[str, int], Lane]) -> tuple[PartitionRange, ...]
 @dataclass(eq=False)
 class ColumnWriter:
     """Rows on their way to one sender. Nothing of a batch is taken before each of its rows has a
-    place. `written`: how many were taken; `oldest_ms`: the time of the oldest one. The other fields
-    are those of `ColumnTransaction`.
+    place. `written`: how many were taken. Other fields are those of `ColumnTransaction`.
     """
 
     sender: Sender
@@ -149,7 +148,6 @@ class ColumnWriter:
         self.sender.step()
 
     def send(self) -> None:
-        """Send the rows that wait."""
         most, limits = self.settings["batch.size"], self.sender.cluster.batch_bytes
         for topic, gathered in self.gathered.items():
             for section in gathered.cut(topic, min(most, limits.get(topic, most))):
