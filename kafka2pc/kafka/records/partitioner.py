@@ -101,7 +101,7 @@ def _hashes(keys: pa.Array) -> np.ndarray:
     out[order] = h ^ (h >> np.uint32(15))
     return out
 
-# %% ../../../nbs/kafka/records/05_partitioner.ipynb #f656e1d1
+
 def murmur2(keys: pa.Array) -> np.ndarray:
     """Java's hash of each key (org.apache.kafka.common.utils.Utils), as int32. Of a null key: that
     of an empty one.
