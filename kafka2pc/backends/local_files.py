@@ -22,9 +22,6 @@ class NoHardLinks(NotCreated):
     """The file system has no hard links, so it has no durable exclusive create."""
 
 
-_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)  # answers of a file system that has none
-
-
 def sync(path: str) -> None:
     """Put a file, or the names in a folder, on the disk. Raises `OSError`."""
     fd = os.open(path, os.O_RDONLY)
@@ -32,6 +29,23 @@ def sync(path: str) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def _write_draft(draft: str, content: bytes, before: Callable[[], None]) -> None:
+    try:
+        os.makedirs(os.path.dirname(draft), exist_ok=True)
+        Path(draft).write_bytes(content)
+        sync(draft)
+        before()
+    except Exception as e:
+        with suppress(OSError):
+            os.unlink(draft)
+        if isinstance(e, OSError):
+            raise NotCreated(e.errno, e.strerror) from e
+        raise
+
+# %% ../../nbs/backends/03_local_files.ipynb #161bd5c0
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)  # answers of a file system that has none
 
 
 def _nothing() -> None:
@@ -58,17 +72,3 @@ def create_file(
     finally:
         os.unlink(draft)
         sync(os.path.dirname(path))
-
-# %% ../../nbs/backends/03_local_files.ipynb #e08907df
-def _write_draft(draft: str, content: bytes, before: Callable[[], None]) -> None:
-    try:
-        os.makedirs(os.path.dirname(draft), exist_ok=True)
-        Path(draft).write_bytes(content)
-        sync(draft)
-        before()
-    except Exception as e:
-        with suppress(OSError):
-            os.unlink(draft)
-        if isinstance(e, OSError):
-            raise NotCreated(e.errno, e.strerror) from e
-        raise

@@ -41,8 +41,8 @@ class ObjectLog(FileLog):
         return twin
 
     def create(self, decision: Decision, late: Late = never_late) -> Decision | None:
-        """One request; two if the slot is taken, perhaps by a request of our own whose answer was
-        lost. More, while the answer is unclear, until it is late.
+        """One request; two if the slot is taken, perhaps by an earlier try whose answer was lost.
+        More, while the answer is unclear, until it is late.
         """
         path, content = self._path(decision.slot), dump_decision(decision)
         try:

@@ -86,7 +86,7 @@ def file(request):
     losing = lambda when: lose(os, "link", when, OSError(5, "I/O error"))
     return Place(
         lambda name="a": FileLog(f"{folder}/{name}"),
-        steps=["create", "_put", "create_file"],
+        steps=["create", "put_file", "create_file"],
         spoil=spoil,
         lost=both(losing),
     )
@@ -170,7 +170,7 @@ def table(request):
     losing = lambda when: lose(psycopg.Connection, "commit", when, psycopg.OperationalError("lost"))
     return Place(
         lambda name="a": TableLog(url, f"{start}-{name}", lock_ms=300),
-        steps=["create", "_insert"],
+        steps=["create", "take_slot", "insert"],
         spoil=spoil,
         lost=both(losing),
     )
@@ -378,8 +378,8 @@ class Recorded:
 class Cut(TableLog):
     """The server ends each connection before its first statement."""
 
-    def _connect(self):
-        db = super()._connect()
+    def connect(self):
+        db = super().connect()
         with psycopg.connect(self.url, autocommit=True) as other:
             other.execute("select pg_terminate_backend(%s)", (db.info.backend_pid,))
         return db

@@ -662,7 +662,10 @@ def test_the_users_delivery_timeout_bounds_every_wait_and_there_is_always_one(
         out.write(rows("a"))
         out.flush()
         assert out.conf["message.timeout.ms"] == limit
-    assert RowTransaction(kafka.client_conf | given, "x", 5000).conf["message.timeout.ms"] == 5000
+    assert (
+        RowTransaction(kafka.client_conf | given, "x", 5000).client.conf["message.timeout.ms"]
+        == 5000
+    )
 
 
 # -- lost answers --

@@ -289,7 +289,7 @@ def test_a_commit_is_on_the_disk_whatever_the_user_has_set(postgres):
 def test_a_server_that_vanishes_is_noticed(postgres):
     for connect in (
         PostgresParticipant(postgres.url, "t").connect,
-        TableLog(postgres.url, "a")._connect,
+        TableLog(postgres.url, "a").connect,
     ):
         with connect() as db:
             found = db.info.get_parameters()

@@ -391,7 +391,8 @@ class TopicLog(NamedLog):
     def siblings(self) -> list[str]:
         tail = self.reader.keep_every_name()
         self.reader.read(LAST_STABLE)
-        return sorted({name for key in tail.found if (name := name_in(key)) is not None})
+        names = {name_in(key) for key in tail.found}
+        return sorted(name for name in names if name is not None)
 
     def close(self) -> None:
         """Forget what was read. The connection belongs to the process."""

@@ -402,28 +402,6 @@ class Columns:
     def __len__(self) -> int:
         return len(self.offsets)
 
-
-BYTES = 8 << 20  # of unpacked records that become columns together, about
-
-
-def decode(
-    batches: Iterable[PackedBatch],
-    begin: int,
-    end: int,
-    *,
-    headers: bool = False,
-    most: int = BYTES,
-) -> Iterator[Columns]:
-    """The records from offset `begin` on, below `end`; about `most` bytes at a time, never none.
-    Raises `RecordsBroken`.
-    """
-    for group in _groups((b for b in batches if begin < b.next_offset and b.offset < end), most):
-        packed = [batch for batch, _ in group]
-        contents = [content for _, content in group]
-        columns = _columns(packed, contents, begin, end, headers)
-        if len(columns):
-            yield columns
-
 # %% ../../../nbs/kafka/records/06_decoder.ipynb #9e74634c
 def _groups(batches: Iterable[PackedBatch], most: int) -> Iterator[list[tuple]]:
     """(batch, what it holds unpacked), as many as make `most` bytes."""
@@ -439,25 +417,7 @@ def _groups(batches: Iterable[PackedBatch], most: int) -> Iterator[list[tuple]]:
     if group:
         yield group
 
-# %% ../../../nbs/kafka/records/06_decoder.ipynb #c038
-def _columns(
-    batches: Sequence[PackedBatch], contents: Sequence, begin: int, end: int, headers: bool
-) -> Columns:
-    content = b"".join([*contents, bytes(_PAD)])
-    if len(content) >= 2**31:
-        raise RecordsBroken(f"offset {batches[0].offset}: {len(content)} bytes in one batch")
-    starts = _starts(batches, [len(c) for c in contents], content)
-    cursor = Cursor(np.frombuffer(content, np.uint8), starts[:-1], starts[1:])
-    try:
-        cursor, offsets, stamps, kinds = _heads(batches, cursor, begin, end)
-        keys, values, found = _fields(cursor, pa.py_buffer(content), headers)
-    except RecordsBroken as e:
-        raise RecordsBroken(
-            f"offsets {batches[0].offset} to {batches[-1].next_offset - 1}: {e.what}"
-        ) from None
-    return Columns(keys, values, offsets, stamps, kinds, found)
-
-
+# %% ../../../nbs/kafka/records/06_decoder.ipynb #31413a82
 def _heads(
     batches: Sequence[PackedBatch], cursor: Cursor, begin: int, end: int
 ) -> tuple[Cursor, np.ndarray, np.ndarray, np.ndarray]:
@@ -482,7 +442,7 @@ def _heads(
         return cursor, offsets, stamps, kinds
     return cursor.only(inside), offsets[inside], stamps[inside], kinds[inside]
 
-# %% ../../../nbs/kafka/records/06_decoder.ipynb #7491e9b0
+# %% ../../../nbs/kafka/records/06_decoder.ipynb #bf29339a
 def _fields(
     cursor: Cursor, content: pa.Buffer, headers: bool
 ) -> tuple[pa.Array, pa.Array, pa.Array | None]:
@@ -496,3 +456,43 @@ def _fields(
     if ((cursor.at != cursor.ends) & ((counts == 0) | headers)).any():
         raise RecordsBroken("a record is longer than its fields")
     return _bytes_at(content, *keys), _bytes_at(content, *values), found
+
+# %% ../../../nbs/kafka/records/06_decoder.ipynb #60f51064
+def _columns(
+    batches: Sequence[PackedBatch], contents: Sequence, begin: int, end: int, headers: bool
+) -> Columns:
+    content = b"".join([*contents, bytes(_PAD)])
+    if len(content) >= 2**31:
+        raise RecordsBroken(f"offset {batches[0].offset}: {len(content)} bytes in one batch")
+    starts = _starts(batches, [len(c) for c in contents], content)
+    cursor = Cursor(np.frombuffer(content, np.uint8), starts[:-1], starts[1:])
+    try:
+        cursor, offsets, stamps, kinds = _heads(batches, cursor, begin, end)
+        keys, values, found = _fields(cursor, pa.py_buffer(content), headers)
+    except RecordsBroken as e:
+        raise RecordsBroken(
+            f"offsets {batches[0].offset} to {batches[-1].next_offset - 1}: {e.what}"
+        ) from None
+    return Columns(keys, values, offsets, stamps, kinds, found)
+
+
+BYTES = 8 << 20  # of unpacked records that become columns together, about
+
+
+def decode(
+    batches: Iterable[PackedBatch],
+    begin: int,
+    end: int,
+    *,
+    headers: bool = False,
+    most: int = BYTES,
+) -> Iterator[Columns]:
+    """The records from offset `begin` on, below `end`; about `most` bytes at a time, never none.
+    Raises `RecordsBroken`.
+    """
+    for group in _groups((b for b in batches if begin < b.next_offset and b.offset < end), most):
+        packed = [batch for batch, _ in group]
+        contents = [content for _, content in group]
+        columns = _columns(packed, contents, begin, end, headers)
+        if len(columns):
+            yield columns

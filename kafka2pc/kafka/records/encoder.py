@@ -175,7 +175,7 @@ def _lz4(content: pa.Buffer) -> bytes:
 def _packed(codec: str) -> Callable[[pa.Buffer], bytes]:
     return lambda content: pa.compress(content, codec=codec, asbytes=True)
 
-
+# %% ../../../nbs/kafka/records/04_encoder.ipynb #de0653d8
 CODECS = {
     "none": (0, None),
     "gzip": (1, _packed("gzip")),

@@ -84,7 +84,7 @@ def _whole_words(h: np.ndarray, at: np.ndarray, counts: np.ndarray, words: np.nd
     for n in range(firsts[-1], len(h)):
         h[n] = _one_by_one(int(h[n]), words[at[n] + steps : at[n] + counts[n]])
 
-
+# %% ../../../nbs/kafka/records/05_partitioner.ipynb #e9392f18
 def _hashes(keys: pa.Array) -> np.ndarray:
     sizes = np.maximum(lengths(keys), 0)
     at, words = _words(keys, sizes)
@@ -101,7 +101,7 @@ def _hashes(keys: pa.Array) -> np.ndarray:
     out[order] = h ^ (h >> np.uint32(15))
     return out
 
-# %% ../../../nbs/kafka/records/05_partitioner.ipynb #f656e1d1
+
 def murmur2(keys: pa.Array) -> np.ndarray:
     """Java's hash of each key (org.apache.kafka.common.utils.Utils), as int32. Of a null key: that
     of an empty one.
@@ -150,15 +150,8 @@ class Dealer:
             return dealt
         wrong = rows.wanted >= self.partitions
         if wrong.any():
-            raise self._no_such_partition(rows.wanted, int(wrong.argmax()))
+            raise _no_such_partition(self, rows.wanted, int(wrong.argmax()))
         return np.where(rows.wanted < 0, dealt, rows.wanted)
-
-    def _no_such_partition(self, wanted: np.ndarray, row: int) -> BadRow:
-        return BadRow(
-            f"row {row} of {len(wanted)}: partition {wanted[row]} of topic {self.topic}",
-            why=f"There is no such topic or partition: this one has 0 to {self.partitions - 1}.",
-            action="Correct the column partition.",
-        )
 
     def deal(self, keys: pa.Array | None, rows: int) -> np.ndarray:
         """The partition of each row: by its key, or in turn."""
@@ -178,3 +171,11 @@ class Dealer:
         order = np.argsort(at, kind="stable")  # rows that are in order need not be sorted
         self.dealt += rows
         return np.repeat(at[order], counts[order])
+
+# %% ../../../nbs/kafka/records/05_partitioner.ipynb #79ff4fee
+def _no_such_partition(dealer: Dealer, wanted: np.ndarray, row: int) -> BadRow:
+    return BadRow(
+        f"row {row} of {len(wanted)}: partition {wanted[row]} of topic {dealer.topic}",
+        why=f"There is no such topic or partition: this one has 0 to {dealer.partitions - 1}.",
+        action="Correct the column partition.",
+    )

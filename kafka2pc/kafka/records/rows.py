@@ -57,26 +57,14 @@ class Rows:
     def take(self, which: np.ndarray) -> "Rows":
         """These rows, in this order."""
         index = pa.array(which)
-        return self._changed(lambda column: column.take(index), lambda numbers: numbers[which])
+        return _changed(self, lambda column: column.take(index), lambda numbers: numbers[which])
 
     def slice(self, start: int, stop: int) -> "Rows":
         """The rows from `start` on, below `stop`, without a copy."""
-        return self._changed(
-            lambda column: column.slice(start, stop - start), lambda numbers: numbers[start:stop]
-        )
-
-    def _changed(
-        self,
-        change: Callable[[pa.Array], pa.Array],
-        change_numbers: Callable[[np.ndarray], np.ndarray],
-    ) -> "Rows":
-        stamps = self.timestamps_ms
-        return Rows(
-            change(self.values),
-            None if self.keys is None else change(self.keys),
-            None if self.headers is None else change(self.headers),
-            stamps if isinstance(stamps, int) else change_numbers(stamps),
-            None if self.wanted is None else change_numbers(self.wanted),
+        return _changed(
+            self,
+            lambda column: column.slice(start, stop - start),
+            lambda numbers: numbers[start:stop],
         )
 
 # %% ../../../nbs/kafka/records/03_rows.ipynb #e2820480
@@ -90,7 +78,22 @@ def lengths(column: pa.Array) -> np.ndarray:
         return sizes
     return np.where(pc.is_null(column).to_numpy(zero_copy_only=False), -1, sizes)
 
+# %% ../../../nbs/kafka/records/03_rows.ipynb #b46cdd02
+def _changed(
+    rows: Rows,
+    change: Callable[[pa.Array], pa.Array],
+    change_numbers: Callable[[np.ndarray], np.ndarray],
+) -> Rows:
+    stamps = rows.timestamps_ms
+    return Rows(
+        change(rows.values),
+        None if rows.keys is None else change(rows.keys),
+        None if rows.headers is None else change(rows.headers),
+        stamps if isinstance(stamps, int) else change_numbers(stamps),
+        None if rows.wanted is None else change_numbers(rows.wanted),
+    )
 
+# %% ../../../nbs/kafka/records/03_rows.ipynb #c6dc96a4
 _TEXTS = (pa.binary(), pa.string(), pa.large_binary(), pa.large_string())
 
 

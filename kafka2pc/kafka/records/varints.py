@@ -31,7 +31,7 @@ def varint_sizes(x: np.ndarray) -> np.ndarray:
         sizes += z >= np.uint64(1 << bits)
     return sizes
 
-
+# %% ../../../nbs/kafka/records/02_varints.ipynb #f4381976
 def _bytes_of(x: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """The first, second, ... byte of each varint, and whether the number has one."""
     z = _zigzag(x)
@@ -106,7 +106,7 @@ def _column(field: Field, order: np.ndarray | None) -> pa.Array | pa.Scalar:
         return varints(field)
     return field if order is None else field.take(pa.array(order))
 
-
+# %% ../../../nbs/kafka/records/02_varints.ipynb #932b30fc
 @cache
 def _table(behind: bytes) -> pa.Array:
     """The varints of small numbers, each with the same bytes behind it."""

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Parcel', 'REQUEST_BYTES', 'REQUEST_LANES', 'BUFFER_BYTES', 'produce_request', 'Requests', 'Queues', 'fill',
-           'Stopwatch', 'late_error', 'refusal', 'Sender', 'send_ready', 'announce', 'take_answer', 'take', 'split',
+           'Stopwatch', 'late_error', 'refusal', 'Sender', 'send_ready', 'announce', 'take', 'take_answer', 'split',
            'check_late']
 
 # %% ../../../nbs/kafka/write/06_sender.ipynb #c002
@@ -389,28 +389,7 @@ def announce(sender: Sender, parcel: Parcel) -> bool:
             lane.added = True
     return not any(answers.values())
 
-# %% ../../../nbs/kafka/write/06_sender.ipynb #a21bdeb6
-def take_answer(sender: Sender, node: int, parcel: Parcel, future: Future) -> None:
-    """One answer: to each batch of a request, or to none of them."""
-    flying = sender.requests.flying
-    flying[node] -= 1
-    require(flying[node] >= 0, "more answers than requests", sender.transactional_id, node)
-    for lane, batch in parcel:
-        lane.answered(batch)
-    answers = _by_partition(future)
-    for lane, batch in parcel:
-        answer = answers.get(lane.where)
-        if answer is None:
-            silence = future.exception or "an answer without this partition"
-            now = sender.cluster.clock.monotonic()
-            lane.send_again(now, codes.NETWORK_EXCEPTION, str(silence))
-            sender.leaders.lose(lane.where)
-        else:
-            take(sender, lane, batch, answer)
-        if lane.batches:
-            sender.queues.put(lane)
-
-
+# %% ../../../nbs/kafka/write/06_sender.ipynb #59a77e52
 def take(sender: Sender, lane: Lane, batch: Batch, answer: WireAnswer) -> None:
     """The answer to one batch."""
     code = answer.error_code
@@ -436,6 +415,27 @@ def _acknowledge(sender: Sender, lane: Lane, batch: Batch, offset: int) -> None:
     if lane.trouble:
         lane.trouble = None
         sender.leaders.calm()
+
+# %% ../../../nbs/kafka/write/06_sender.ipynb #a21bdeb6
+def take_answer(sender: Sender, node: int, parcel: Parcel, future: Future) -> None:
+    """One answer: to each batch of a request, or to none of them."""
+    flying = sender.requests.flying
+    flying[node] -= 1
+    require(flying[node] >= 0, "more answers than requests", sender.transactional_id, node)
+    for lane, batch in parcel:
+        lane.answered(batch)
+    answers = _by_partition(future)
+    for lane, batch in parcel:
+        answer = answers.get(lane.where)
+        if answer is None:
+            silence = future.exception or "an answer without this partition"
+            now = sender.cluster.clock.monotonic()
+            lane.send_again(now, codes.NETWORK_EXCEPTION, str(silence))
+            sender.leaders.lose(lane.where)
+        else:
+            take(sender, lane, batch, answer)
+        if lane.batches:
+            sender.queues.put(lane)
 
 # %% ../../../nbs/kafka/write/06_sender.ipynb #4e3eec75
 def split(sender: Sender, lane: Lane, batch: Batch) -> None:
