@@ -24,7 +24,7 @@ from ..protocol.log.questions import commit_of
 from ..protocol.log.slots import DecisionLog
 from ..protocol.messages import Plan
 from ..protocol.policies import Stopped, stop_when
-from .checkpoint import Checkpoint
+from .checkpoint import Checkpoint, planned_batch
 
 # %% ../../nbs/spark/04_running_query.ipynb #c006
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ def identify_rows(
     """What identifies the rows of a batch: the hash of Spark's offsets. Without a checkpoint:
     Spark's id of the query, or nothing. Raises `BadOption` if Spark runs another batch,
     `StaleCheckpoint` if the checkpoint is not that of this query and batch, and what
-    `Checkpoint.planned` raises.
+    `planned_batch` raises.
     """
     if running and running.batch_id != batch_id:
         raise BadOption(
@@ -224,7 +224,7 @@ def identify_rows(
         )
     if checkpoint is None:
         return running.query_id if running else ""
-    planned = checkpoint.planned()
+    planned = planned_batch(checkpoint)
     wanted = (running.query_id if running else planned.query_id), batch_id
     if wanted != (planned.query_id, planned.batch_id):
         raise StaleCheckpoint(

@@ -26,7 +26,7 @@ from ...protocol.kept import Kept
 from ...protocol.messages import CommitMessage, Plan
 from ...protocol.phases.commit import commit as commit_batch
 from ...protocol.phases.precommit import precommit
-from ..checkpoint import Checkpoint, no_micro_batch
+from ..checkpoint import Checkpoint, no_micro_batch, planned_batch
 from ..interfaces import DataSourceStreamArrowWriter, WriterCommitMessage
 from ..running_query import in_task
 from .batch_line import count_aborts, count_failure, log_batch
@@ -155,7 +155,7 @@ def plan_stream(options: SinkOptions) -> StreamWriter:
         _check_readable(options.query.checkpoint)
         return StreamWriter(options, open_participant(options.target), None)
     checkpoint = Checkpoint(options.query.checkpoint)
-    batch = checkpoint.planned()
+    batch = planned_batch(checkpoint)
     check_trigger(checkpoint, batch.batch_id)
     if batch.batch_id == 0:
         checkpoint.check_new()
