@@ -35,7 +35,7 @@ class Lag:
     def behind(self) -> int | None:
         return None if self.current is None else max(0, self.stable - self.current)
 
-
+# %% ../../../nbs/spark/source/07_lag.ipynb #cf4f8caa
 def read_last_offsets(checkpoint: str, source: int = 0) -> Offsets | None:
     """The end of the last batch that Spark calls done; None if there is none. `source`: which of
     the query's sources, from 0 on. Raises `BadOption`, `StaleCheckpoint`, `UnknownFormat`.
