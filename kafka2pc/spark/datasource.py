@@ -74,7 +74,7 @@ def _refuse_key(options: SinkOptions) -> None:
 
 
 def _source_options(options: Mapping[str, str], schema: StructType) -> SourceOptions:
-    """The checked options of a source. Raises `BadOption`, also for a schema that is not its own."""
+    """The checked options of a source. Raises `BadOption`, also for another schema."""
     checked = parse_source_options(options)
     if schema != source_schema(checked.headers):
         raise BadOption(
