@@ -55,6 +55,47 @@ def _refuse_table(options: Mapping[str, str]) -> None:
             action="CREATE TEMPORARY VIEW name USING kafka2pc OPTIONS (...).",
         )
 
+# %% ../../nbs/spark/02_datasource.ipynb #a19cc8fd
+def _sink_options(options: Mapping[str, str], schema: StructType) -> SinkOptions:
+    """The checked options of a write of these columns. Raises `BadOption`."""
+    checked = parse_sink_options(options)
+    columns = [(field.name, field.dataType.simpleString()) for field in schema.fields]
+    check_columns(columns, checked.target.topic, checked.target.timestamps)
+    return checked
+
+
+def _refuse_key(options: SinkOptions) -> None:
+    if options.query.key:
+        raise BadOption(
+            "idempotenceKey is for batch writes",
+            why="A streaming query has its checkpoint.",
+            action="Leave it out.",
+        )
+
+
+def _source_options(options: Mapping[str, str], schema: StructType) -> SourceOptions:
+    """The checked options of a source. Raises `BadOption`, also for another schema."""
+    checked = parse_source_options(options)
+    if schema != source_schema(checked.headers):
+        raise BadOption(
+            f"schema {schema.simpleString()} cannot be chosen",
+            action="Leave out .schema(...), and select from the columns.",
+        )
+    return checked
+
+
+def _check_stream(options: SourceOptions) -> None:
+    if is_absent(SupportsTriggerAvailableNow):
+        raise BadOption(
+            "readStream needs PySpark 4.2",
+            why="Earlier ones do not tell a source where a batch begins.",
+            action="Update PySpark.",
+        )
+    if options.end:
+        raise BadOption(
+            f"{options.end.option} is for batches", action="Use trigger(availableNow=True)."
+        )
+
 # %% ../../nbs/spark/02_datasource.ipynb #5a0de2b5
 class Kafka2pc(DataSource):
     """`format("kafka2pc")`: exactly-once writes into Kafka, and reads that can be repeated. The
@@ -80,13 +121,8 @@ class Kafka2pc(DataSource):
         """In the planner: run the restore phase and return the writer for the tasks. In the
         committer: return a writer that commits.
         """
-        options = self._sink_options(schema)
-        if options.query.key:
-            raise BadOption(
-                "idempotenceKey is for batch writes",
-                why="A streaming query has its checkpoint.",
-                action="Leave it out.",
-            )
+        options = _sink_options(self.options, schema)
+        _refuse_key(options)
         return plan_stream(options) if self.planning else StreamWriter(options, None, None)
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
@@ -95,13 +131,7 @@ class Kafka2pc(DataSource):
             raise BadOption(
                 "mode overwrite: a topic cannot be overwritten", action='.mode("append")'
             )
-        return plan_write(self._sink_options(schema))
-
-    def _sink_options(self, schema: StructType) -> SinkOptions:
-        options = parse_sink_options(self.options)
-        columns = [(field.name, field.dataType.simpleString()) for field in schema.fields]
-        check_columns(columns, options.target.topic, options.target.timestamps)
-        return options
+        return plan_write(_sink_options(self.options, schema))
 
     def schema(self) -> StructType:
         """The columns of a source."""
@@ -110,34 +140,16 @@ class Kafka2pc(DataSource):
 
     def reader(self, schema: StructType) -> BatchReader:
         """The source of one `spark.read`."""
-        options = self._source_options(schema)
+        options = _source_options(self.options, schema)
         _warn_of_rate(self.options)
         check_batch_start(options.start)
         return BatchReader(options)
 
     def streamReader(self, schema: StructType) -> StreamReader:
         """The source of a streaming query. It needs PySpark 4.2."""
-        options = self._source_options(schema)
-        if is_absent(SupportsTriggerAvailableNow):
-            raise BadOption(
-                "readStream needs PySpark 4.2",
-                why="Earlier ones do not tell a source where a batch begins.",
-                action="Update PySpark.",
-            )
-        if options.end:
-            raise BadOption(
-                f"{options.end.option} is for batches", action="Use trigger(availableNow=True)."
-            )
+        options = _source_options(self.options, schema)
+        _check_stream(options)
         return StreamReader(options)
-
-    def _source_options(self, schema: StructType) -> SourceOptions:
-        options = parse_source_options(self.options)
-        if schema != source_schema(options.headers):
-            raise BadOption(
-                f"schema {schema.simpleString()} cannot be chosen",
-                action="Leave out .schema(...), and select from the columns.",
-            )
-        return options
 
 # %% ../../nbs/spark/02_datasource.ipynb #a2f5c49e
 def register(spark: SparkSession) -> None:

@@ -13,7 +13,7 @@ from kafka2pc.decision_logs.opening import open_folder_log, open_log
 from kafka2pc.protocol.errors import BadOption
 from kafka2pc.protocol.memory import MemoryParticipant
 from kafka2pc.spark.checkpoint import Checkpoint
-from kafka2pc.spark.foreach_batch import exactly_once
+from kafka2pc.spark.foreach_batch import exactly_once, open_driver
 from kafka2pc.spark.sink.options import parse_sink_options
 
 # -- one place, many names --
@@ -297,10 +297,10 @@ def test_a_dual_write_with_decisions_in_a_topic_names_what_to_write(empty):
 
 
 def test_a_dual_write_opens_folders_urls_and_tables(tmp_path):
-    assert isinstance(job_at(str(tmp_path)).driver().log, FileLog)
-    assert isinstance(job_at("memory://dual").driver().log, ObjectLog)
+    assert isinstance(open_driver(job_at(str(tmp_path)).given).log, FileLog)
+    assert isinstance(open_driver(job_at("memory://dual").given).log, ObjectLog)
     with pytest.raises(Exception, match="decision log in PostgreSQL"):
-        job_at("postgresql://user:secret@127.0.0.1:1/x").driver()
+        open_driver(job_at("postgresql://user:secret@127.0.0.1:1/x").given)
 
 
 # -- what a careless reading would take for one place, or show --

@@ -49,12 +49,13 @@ from kafka2pc.protocol.phases.claim import claim
 from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.protocol.phases.sweep import sweep
 from kafka2pc.protocol.states import TxnState
-from kafka2pc.spark.foreach_batch import PrecommitTask, exactly_once
+from kafka2pc.spark.foreach_batch import PrecommitTask, exactly_once, open_driver
 from kafka2pc.spark.sink import batch_writer as batch_sink
 from kafka2pc.spark.sink import giving_up, keys
 from kafka2pc.spark.sink import opening as driver_side
 from kafka2pc.spark.sink.batch_writer import (
     CompleteWrite,
+    DecisionPlace,
     close_key,
     plan_write,
     purge_keys,
@@ -506,7 +507,8 @@ def test_the_place_to_restore_shows_no_password(store, tmp_path):
     writer = plan_write(options(decisionLog=str(tmp_path / "log")))
     elsewhere = replace(writer.options.query, decision_log="postgresql://me:hunter2@host/db")
     writer.options = replace(writer.options, query=elsewhere)
-    said = writer._explained(OutcomeUnknown("x"))
+    place = DecisionPlace(writer.options, writer.plan.query_id)
+    said = batch_sink._say_how_to_finish(place, OutcomeUnknown("x"))
     assert "hunter2" not in str(said) and "postgresql://me:***@host/db/" in said.action
 
 
@@ -552,10 +554,10 @@ def test_exactly_once_hands_its_options_to_the_driver_and_its_tasks_count():
     store = MemoryParticipant()
     options = {"decisionLog": MemoryLog(), "replayCheck": "warn"}
     job = exactly_once(options, participants=[store], name="job", in_order=True)
-    limits = job.driver().policy
+    limits = open_driver(job.given).policy
     assert (limits.in_order, limits.replay_check) == (True, "warn")
     shaped = Shaped(store, lambda batch: batch["value"].to_pylist())
-    query_id = job.driver().query_id
+    query_id = open_driver(job.given).query_id
     planned = Plan(query_id=query_id, batch_id=0, attempt=1, token=new_token(0, 1))
     task = PrecommitTask((shaped,), planned)
     (row,) = task.as_rows(iter([pa.record_batch({"value": ["ab", "c"]})]))

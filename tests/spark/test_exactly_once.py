@@ -48,10 +48,10 @@ def test_each_of_the_topics_exists_and_has_a_gate(kafka):
     }
     kafka.create_topic(topics[0])
     with pytest.raises(BadOption, match=f"topic {topics[1]} does not exist") as caught:
-        kafka2pc.exactly_once(options).stores()
+        foreach_batch.open_stores(kafka2pc.exactly_once(options).given)
     assert "correct the option topic or topics" in caught.value.action
     kafka.create_topic(topics[1])
-    [store] = kafka2pc.exactly_once(options).stores()
+    [store] = foreach_batch.open_stores(kafka2pc.exactly_once(options).given)
     plan = Plan(query_id=str(uuid.uuid4()), batch_id=0, attempt=1, token=new_token(0, 1))
     gate = store.open_gate(plan)
     assert [p.topic for p in gate.partitions] == sorted(topics)
@@ -154,7 +154,9 @@ def test_batches_of_any_number_of_partitions(query, partitions):
     query.feed([str(n) for n in range(600)])
     assert query.run(lambda df, n: door(split(df), n)) == ""
     assert query.seen() == sorted(str(n) for n in range(600 if partitions else 0))
-    decided = foreach_batch.stream_driver(door.options, Checkpoint(query.checkpoint), None, []).log
+    decided = foreach_batch.stream_driver(
+        door.given.options, Checkpoint(query.checkpoint), None, []
+    ).log
     assert sorted(slot.batch_id for slot in decided.slots() if decided.load(slot).commit) == [0]
     assert query.open() == []
 
@@ -749,7 +751,7 @@ def test_each_name_has_a_log_of_its_own_in_a_process(tmp_path):
         )
         for name in ("a", "b", "a")
     ]
-    first, second, again = (job.driver().log for job in jobs)
+    first, second, again = (foreach_batch.open_driver(job.given).log for job in jobs)
     assert first is again and first is not second
 
 

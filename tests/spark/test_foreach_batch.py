@@ -29,7 +29,7 @@ from kafka2pc.protocol.memory import MemoryParticipant, MemoryTransaction
 from kafka2pc.protocol.messages import Plan
 from kafka2pc.protocol.names import new_token
 from kafka2pc.protocol.states import IllegalStep
-from kafka2pc.spark.foreach_batch import exactly_once
+from kafka2pc.spark.foreach_batch import exactly_once, open_driver
 from kafka2pc.spark.running_query import connected_rows
 from kafka2pc.spark.sink import giving_up
 from kafka2pc.spark.sink import opening as driver_side
@@ -256,14 +256,17 @@ def test_a_job_that_died_is_undone_or_finished_by_the_next_run(at, tmp_path, aft
     job = job_of(TODAY, [at.store], FileLog(folder))
     assert job.write(Frame(["second"])) is not after
     assert at.seen() == (["first a", "first b"] if after else ["second"])
-    assert at.store.in_doubt(query_id_of(job.name)) == [] and job.write(Frame(["third"])) is False
+    assert (
+        at.store.in_doubt(query_id_of(job.given.name)) == []
+        and job.write(Frame(["third"])) is False
+    )
 
 
 def test_a_task_that_fails_leaves_nothing_open(at, tmp_path):
     job = job_of(TODAY, [at.store], str(tmp_path / "decisions"))
     with pytest.raises(ZeroDivisionError):
         job.write(Frame(["a"], ZeroDivisionError()))
-    assert (at.store.in_doubt(query_id_of(job.name)), at.seen()) == ([], [])
+    assert (at.store.in_doubt(query_id_of(job.given.name)), at.seen()) == ([], [])
     assert job.write(Frame(["a"])) is True and at.seen() == ["a"]
 
 
@@ -284,8 +287,8 @@ def test_a_precommit_that_fails_in_the_second_store_leaves_nothing_open_in_the_f
         broken.setattr(MemoryTransaction, "precommit", lambda txn: 1 / 0)
         job.write(Frame(["a"]))
     assert (
-        at.store.in_doubt(query_id_of(job.name)),
-        second.in_doubt(query_id_of(job.name)),
+        at.store.in_doubt(query_id_of(job.given.name)),
+        second.in_doubt(query_id_of(job.given.name)),
         at.seen(),
     ) == (
         [],
@@ -300,7 +303,7 @@ def test_a_decision_that_cannot_be_written_leaves_nothing_open(at, tmp_path):
     job = job_of(TODAY, [at.store], Full(folder))
     with pytest.raises(LogUnwritable):
         job.write(Frame(["a"], ["b"]))
-    assert (at.store.in_doubt(query_id_of(job.name)), at.seen()) == ([], [])
+    assert (at.store.in_doubt(query_id_of(job.given.name)), at.seen()) == ([], [])
     assert job_of(TODAY, [at.store], FileLog(folder)).write(Frame(["a"])) is True and at.seen() == [
         "a"
     ]
@@ -377,7 +380,11 @@ def test_a_shape_may_leave_out_all_rows_of_a_task(at, tmp_path):
     job = job_of(TODAY, stores, str(tmp_path / "decisions"))
     assert job.write(Frame(["no", "no"], ["a", "no"], ["b"])) is True
     assert at.seen() == ["a", "b"] and sorted(other.read()) == ["a", "b", "no", "no", "no"]
-    assert at.store.in_doubt(query_id_of(job.name)) == other.in_doubt(query_id_of(job.name)) == []
+    assert (
+        at.store.in_doubt(query_id_of(job.given.name))
+        == other.in_doubt(query_id_of(job.given.name))
+        == []
+    )
 
 
 def test_a_write_after_the_precommit_of_a_shape_without_rows_is_refused():
@@ -397,7 +404,7 @@ def test_a_task_that_fails_before_its_shape_left_a_row_leaves_nothing_open(at, t
     )
     with pytest.raises(ZeroDivisionError):
         job.write(Frame(["a"], ZeroDivisionError()))
-    assert at.store.in_doubt(query_id_of(job.name)) == [] and job.write(Frame(["a"])) is True
+    assert at.store.in_doubt(query_id_of(job.given.name)) == [] and job.write(Frame(["a"])) is True
 
 
 def test_what_is_finished_is_not_asked_about_again():
@@ -487,7 +494,7 @@ def test_a_store_that_is_not_there_cannot_be_given_up(without):
 def test_what_is_done_about_a_loss_is_an_option():
     job = lambda how: job_of("orders", [MemoryParticipant()], MemoryLog(), **how)
     options = [{}, *({"lostTransactions": value} for value in ("fail", "skip"))]
-    policies = [job(how).driver().policy.lost_transactions for how in options]
+    policies = [open_driver(job(how).given).policy.lost_transactions for how in options]
     assert policies == ["repair", "fail", "skip"]
 
 

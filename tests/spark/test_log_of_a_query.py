@@ -23,7 +23,7 @@ from kafka2pc.protocol.phases.claim import claim
 from kafka2pc.protocol.phases.restore import restore
 from kafka2pc.protocol.phases.sweep import former_drivers
 from kafka2pc.spark.checkpoint import Checkpoint
-from kafka2pc.spark.foreach_batch import exactly_once
+from kafka2pc.spark.foreach_batch import exactly_once, open_driver
 from kafka2pc.spark.sink import opening as driver_side
 from kafka2pc.spark.sink import stream_writer
 from kafka2pc.spark.sink.options import parse_sink_options
@@ -141,13 +141,17 @@ def test_a_job_gives_a_participant_up_by_its_own_method():
     log, kept, gone = MemoryLog(), MemoryParticipant("kept"), MemoryParticipant("gone")
     options = {"decisionLog": log}
     job = exactly_once(options, participants=[kept, gone], name="job")
-    prepare(job.driver(), 0)
+    prepare(open_driver(job.given), 0)
     rest = exactly_once(options, participants=[kept], name="job")
     with pytest.raises(UnfinishedBatch):
-        restore(rest.driver(), 0)
+        restore(open_driver(rest.given), 0)
     assert dict(job.adopt(without=["gone"]).stores) == {"kept": "kept-store"}
-    assert gone.in_doubt(job.driver().query_id) == kept.in_doubt(job.driver().query_id) == []
-    write(rest.driver(), 0)
+    assert (
+        gone.in_doubt(open_driver(job.given).query_id)
+        == kept.in_doubt(open_driver(job.given).query_id)
+        == []
+    )
+    write(open_driver(rest.given), 0)
     assert (kept.read(), gone.read()) == (["row"], [])
 
 
@@ -156,12 +160,14 @@ def test_a_participant_is_not_given_up_while_its_abort_gets_no_clear_answer(monk
     log, kept, gone = MemoryLog(), MemoryParticipant("kept"), MemoryParticipant("gone")
     options = {"decisionLog": log, "maxCommitRetries": "1"}
     job = exactly_once(options, participants=[kept, gone], name="job")
-    _, in_gone = prepare(job.driver(), 0).committables
+    _, in_gone = prepare(open_driver(job.given), 0).committables
     with monkeypatch.context() as m, pytest.raises(OutcomeUnknown) as e:
         m.setattr(gone, "abort", lambda c: Outcome.UNKNOWN)
         job.adopt(without=["gone"])
     assert in_gone.transactional_id in e.value.what and not newest_record(log).adopts
-    assert job.adopt(without=["gone"]).adopts and gone.in_doubt(job.driver().query_id) == []
+    assert (
+        job.adopt(without=["gone"]).adopts and gone.in_doubt(open_driver(job.given).query_id) == []
+    )
 
 
 class Prefixed(MemoryParticipant):
@@ -186,7 +192,9 @@ def test_participants_of_a_job_are_swept_under_each_former_prefix(prefixes):
     stores = [Prefixed(prefix) for prefix in prefixes]
     for n, store in enumerate(stores):
         store.name = f"store{n}"
-    driver = exactly_once({"decisionLog": MemoryLog()}, participants=stores, name="job").driver()
+    driver = open_driver(
+        exactly_once({"decisionLog": MemoryLog()}, participants=stores, name="job").given
+    )
     claimed = claim(driver, 0)
     renamed = replace(driver, about=Identity(prefix="new"))
     found = former_drivers(renamed, claimed, driver.log.listing())
@@ -200,7 +208,7 @@ def test_a_job_that_met_a_commit_which_does_not_count_does_not_call_itself_writt
     log, store = Sleepy(), MemoryParticipant()
     options = {"decisionLog": log}
     job = exactly_once(options, participants=[store], name="job")
-    sleeps_before_its_claim(job.driver())
+    sleeps_before_its_claim(open_driver(job.given))
     with pytest.raises(Superseded):
         job.write(None)
     assert store.read() == [] and log.batches() == [0], "the name is not closed"

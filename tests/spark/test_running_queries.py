@@ -286,20 +286,21 @@ def test_a_store_that_cannot_say_it_stops_no_query(tmp_path, caplog):
 @pytest.mark.parametrize(
     "name, place",
     [
-        *product(["orders", None], ["identify_rows", "driver", "_frame", "plan_batch"]),
+        *product(
+            ["orders", None], ["identify_rows", "open_driver", "choose_columns", "plan_batch"]
+        ),
         ("orders", "check_added_name"),
     ],
 )
 def test_an_error_before_the_plan_stops_the_next_batch(query, monkeypatch, name, place):
     """The next batch would be claimed, and the rows of this one would be missing."""
     writer = query.writer(name, decisionLog=query.decisions)
-    owner = foreach_batch if hasattr(foreach_batch, place) else foreach_batch.ExactlyOnce
 
     def refuses(*args):
         raise StoreUnreachable("no answer")
 
     with monkeypatch.context() as broken, pytest.raises(StoreUnreachable):
-        broken.setattr(owner, place, refuses)
+        broken.setattr(foreach_batch, place, refuses)
         query.call(writer, 0)
     with pytest.raises(PassedOver, match="batch 0 failed and nothing of it is decided"):
         query.call(writer, 1)
@@ -359,7 +360,7 @@ def test_the_run_after_a_caught_error_is_refused_until_it_is_accepted(query, wri
         with pytest.raises(PassedOver, match=f"a call for batch {missing} failed and nothing"):
             query.call(writer, batch_id)
     place = query.writer()
-    place = replace(place, checkpoint=str(query.folder))
+    place = replace(place, given=replace(place.given, checkpoint=str(query.folder)))
     (query.folder / "commits").mkdir()
     with pytest.raises(Refused, match="batch 4 is not one that Spark passed over"):
         place.accept(4)
@@ -388,7 +389,7 @@ def skips_batches(query, writer, monkeypatch):
 
 def was_killed(query, writer, monkeypatch):
     """The batch was claimed. Its repetition is empty, and the function does not call the sink."""
-    driver = writer.driver(Checkpoint(str(query.folder)))
+    driver = foreach_batch.open_driver(writer.given, Checkpoint(str(query.folder)))
     (query.folder / "offsets" / "0").touch()
     plan_batch(driver, 0, "")
 
@@ -401,7 +402,7 @@ def skips_the_repetition(query, writer, monkeypatch):
 
 def was_fenced(query, writer, monkeypatch):
     query.call(writer, 0)
-    fence(writer.driver(Checkpoint(str(query.folder))))
+    fence(foreach_batch.open_driver(writer.given, Checkpoint(str(query.folder))))
 
 
 def repeats_the_call(query, writer, monkeypatch):
@@ -411,7 +412,7 @@ def repeats_the_call(query, writer, monkeypatch):
 
 def has_no_partitions_in_the_format(query, writer, monkeypatch):
     (query.folder / "offsets" / "0").touch()
-    driver = writer.driver(Checkpoint(str(query.folder)))
+    driver = foreach_batch.open_driver(writer.given, Checkpoint(str(query.folder)))
     commit(driver, [], 0)
     assert [d.kind for d in driver.log.chain(0)] == ["ABORT"]
 

@@ -49,7 +49,7 @@ def history(tmp_path, monkeypatch):
 def decided(query):
     """How many transactions each batch has."""
     log = foreach_batch.stream_driver(
-        kafka2pc.exactly_once(query.options()).options, Checkpoint(query.checkpoint), None, []
+        kafka2pc.exactly_once(query.options()).given.options, Checkpoint(query.checkpoint), None, []
     ).log
     records = [log.load(slot) for slot in log.slots()]
     return {d.slot.batch_id: len(d.committables) for d in records if d.commit}

@@ -502,7 +502,7 @@ class SilentBroker(Broker):
 def asking(*brokers, **limits):
     """Questions on connections to these brokers, one after the other."""
     ask, left = Questions({"bootstrap.servers": "a:1"}, **limits), list(brokers)
-    ask._open = lambda: left.pop(0)
+    ask.connection.open = lambda: left.pop(0)
     return ask
 
 

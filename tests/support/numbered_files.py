@@ -77,7 +77,7 @@ class Query:
         return sorted(values(self.kafka, self.topic))
 
     def open(self):
-        store = opening.open_participant(kafka2pc.exactly_once(self.options()).options.target)
+        store = opening.open_participant(kafka2pc.exactly_once(self.options()).given.options.target)
         return store.in_doubt(Checkpoint(self.checkpoint).query_id())
 
 

@@ -30,7 +30,7 @@ class Metric:
     labels: tuple[str, ...]
     source: str
 
-
+# %% ../../../nbs/spark/metrics/01_families.ipynb #328ed6ab
 # (name behind kafka2pc_, kind, help, labels beside those of all metrics of the source)
 _SINK = (
     ("batches_total", "counter", "Micro-batches that the sink has committed.", ("mode",)),
@@ -74,6 +74,8 @@ _SPARK = (
         (),
     ),
 )
+
+# %% ../../../nbs/spark/metrics/01_families.ipynb #dfa2a228
 _DOCTOR = (
     ("doctor_status", "gauge", "Exit status of doctor: 0, 3 or 4.", ()),
     ("doctor_timestamp_seconds", "gauge", "When doctor looked.", ()),
@@ -230,7 +232,7 @@ class Collection:
                 family.add_sample(s.family + s.suffix, dict(s.labels), s.value)
             yield family
 
-
+# %% ../../../nbs/spark/metrics/01_families.ipynb #c269ac8c
 def to_text(samples: Iterable[Sample], openmetrics: bool = False) -> str:
     """The samples as text for Prometheus. Raises `BadOption` without prometheus_client."""
     check_client()

@@ -95,6 +95,24 @@ class BatchLine:
             f"{name}={'-' if value is None else value}" for name, value in asdict(self).items()
         )
 
+# %% ../../../nbs/spark/sink/02_batch_line.ipynb #acb7e7d8
+def _duration_ms(events: Iterable[Event], op: str) -> int:
+    times = [e.at_ms for e in events if e.op == op]
+    return times[-1] - times[0] if times else 0
+
+
+def _precommit_ms(committables: Sequence[Committable], commit_began_ms: int) -> int | None:
+    if not committables:
+        return 0
+    started_ms = [c.started_ms for c in committables if c.started_ms]
+    return max(0, commit_began_ms - min(started_ms)) if started_ms else None
+
+
+def _left_ms(committables: Sequence[Committable], now_ms: float) -> int | None:
+    """How long until the first of these transactions times out; None: none can."""
+    left = [int(c.started_ms + c.timeout_ms - now_ms) for c in committables if c.timeout_ms]
+    return min(left, default=None)
+
 # %% ../../../nbs/spark/sink/02_batch_line.ipynb #aa86b865
 def batch_line(
     messages: Sequence[CommitMessage], events: Sequence[Event], now_ms: float, swept: int = 0
@@ -123,25 +141,29 @@ def batch_line(
         swept=swept + count_aborts(events),
     )
 
-
-def _duration_ms(events: Iterable[Event], op: str) -> int:
-    times = [e.at_ms for e in events if e.op == op]
-    return times[-1] - times[0] if times else 0
-
-
-def _precommit_ms(committables: Sequence[Committable], commit_began_ms: int) -> int | None:
-    if not committables:
-        return 0
-    started_ms = [c.started_ms for c in committables if c.started_ms]
-    return max(0, commit_began_ms - min(started_ms)) if started_ms else None
-
-
-def _left_ms(committables: Sequence[Committable], now_ms: float) -> int | None:
-    """How long until the first of these transactions times out; None: none can."""
-    left = [int(c.started_ms + c.timeout_ms - now_ms) for c in committables if c.timeout_ms]
-    return min(left, default=None)
-
 # %% ../../../nbs/spark/sink/02_batch_line.ipynb #c011
+def _warning(query_id: str, batch_id: int, took_ms: float, timeout_ms: int, share: float) -> str:
+    return str(
+        TwoPhaseError(
+            f"batch {batch_id} of query {query_id} has used {took_ms:.0f} of the {timeout_ms} ms of"
+            " its transaction timeout",
+            why=(
+                f"More than {share:.0%} is gone before the last transaction has ended; a longer"
+                " batch is refused, and replayed again and again."
+            ),
+            risk=(
+                "No. If the driver dies right after a decision, only the rest is left to restart"
+                " it; what times out is written again, as long as its topic has the rows or Spark"
+                " replays them."
+            ),
+            action=(
+                "Make batches smaller, raise kafka.transaction.timeout.ms (and the brokers'"
+                " transaction.max.timeout.ms), or use twoPhaseCommit."
+            ),
+        )
+    )
+
+# %% ../../../nbs/spark/sink/02_batch_line.ipynb #7fa69fad
 _WARNED = Kept()  # the queries that this process has warned about
 
 
@@ -169,29 +191,18 @@ def warn_if_late(
         _LOG.warning(warning)
     return warning
 
-# %% ../../../nbs/spark/sink/02_batch_line.ipynb #7fa69fad
-def _warning(query_id: str, batch_id: int, took_ms: float, timeout_ms: int, share: float) -> str:
-    return str(
-        TwoPhaseError(
-            f"batch {batch_id} of query {query_id} has used {took_ms:.0f} of the {timeout_ms} ms of"
-            " its transaction timeout",
-            why=(
-                f"More than {share:.0%} is gone before the last transaction has ended; a longer"
-                " batch is refused, and replayed again and again."
-            ),
-            risk=(
-                "No. If the driver dies right after a decision, only the rest is left to restart"
-                " it; what times out is written again, as long as its topic has the rows or Spark"
-                " replays them."
-            ),
-            action=(
-                "Make batches smaller, raise kafka.transaction.timeout.ms (and the brokers'"
-                " transaction.max.timeout.ms), or use twoPhaseCommit."
-            ),
-        )
-    )
+# %% ../../../nbs/spark/sink/02_batch_line.ipynb #8daed5ad
+def _set_up_logging() -> None:
+    """Nothing configures logging in a worker of Spark. In any other process this package leaves it
+    alone, unless `KAFKA2PC_LOG` asks for the lines.
+    """
+    asked = os.environ.get("KAFKA2PC_LOG")
+    if _LOG.level == logging.NOTSET and (asked or "SPARK_REUSE_WORKER" in os.environ):
+        _LOG.setLevel(logging.INFO)
+    if asked and not _LOG.handlers:
+        _LOG.addHandler(logging.StreamHandler(sys.__stderr__))
 
-# %% ../../../nbs/spark/sink/02_batch_line.ipynb #c014
+
 @contextmanager
 def tidying_up() -> Iterator[None]:
     """What a write does when it is complete. An error is logged and not raised: all rows are
@@ -204,7 +215,7 @@ def tidying_up() -> Iterator[None]:
             "the write is complete; tidying up its decision log failed: %s", describe_error(e)
         )
 
-
+# %% ../../../nbs/spark/sink/02_batch_line.ipynb #c014
 def batch_samples(line: BatchLine, now_ms: float, **labels: str | None) -> list[Sample]:
     """The metrics of a batch whose commit phase has just ended."""
     phases_ms = {
@@ -233,17 +244,6 @@ def batch_samples(line: BatchLine, now_ms: float, **labels: str | None) -> list[
     return found
 
 # %% ../../../nbs/spark/sink/02_batch_line.ipynb #3a5295c9
-def _set_up_logging() -> None:
-    """Nothing configures logging in a worker of Spark. In any other process this package leaves it
-    alone, unless `KAFKA2PC_LOG` asks for the lines.
-    """
-    asked = os.environ.get("KAFKA2PC_LOG")
-    if _LOG.level == logging.NOTSET and (asked or "SPARK_REUSE_WORKER" in os.environ):
-        _LOG.setLevel(logging.INFO)
-    if asked and not _LOG.handlers:
-        _LOG.addHandler(logging.StreamHandler(sys.__stderr__))
-
-
 def log_batch(
     messages: Sequence[CommitMessage], history: History, swept: int = 0, begun: int = 0
 ) -> None:

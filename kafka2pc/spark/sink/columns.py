@@ -22,8 +22,29 @@ _TYPES = {
     "partition": ("int",),
     "headers": ("array<struct<key:string,value:binary>>",),
 }
+COLUMNS = (*_TYPES, "timestamp")  # further columns are ignored
 
 
+def _check_names(names: Sequence[str], wanted: Iterable[str], timestamps: bool) -> None:
+    twice = [n for n in wanted if names.count(n) > 1]
+    if twice:
+        raise BadOption(
+            f"column {twice[0]} is there twice",
+            why="Spark's names have no case.",
+            action="Select one of the two.",
+        )
+    if "value" not in names:
+        raise BadOption(
+            f"column value is missing among {list(dict.fromkeys(names))}",
+            action="Select the row's content as a column named value.",
+        )
+    if timestamps and "timestamp" not in names:
+        raise BadOption(
+            "includeTimestamp=true and no column timestamp",
+            action="Add a column timestamp of type timestamp, or leave the option out.",
+        )
+
+# %% ../../../nbs/spark/sink/06_columns.ipynb #c006
 def check_columns(
     columns: Sequence[tuple[str, str]], topic: str | None, timestamps: bool = False
 ) -> None:
@@ -45,29 +66,6 @@ def check_columns(
         raise BadOption(
             "no option topic and no column topic: nowhere to write",
             action="Name one: the option topic, or a column topic.",
-        )
-
-
-COLUMNS = (*_TYPES, "timestamp")  # further columns are ignored
-
-# %% ../../../nbs/spark/sink/06_columns.ipynb #c006
-def _check_names(names: Sequence[str], wanted: Iterable[str], timestamps: bool) -> None:
-    twice = [n for n in wanted if names.count(n) > 1]
-    if twice:
-        raise BadOption(
-            f"column {twice[0]} is there twice",
-            why="Spark's names have no case.",
-            action="Select one of the two.",
-        )
-    if "value" not in names:
-        raise BadOption(
-            f"column value is missing among {list(dict.fromkeys(names))}",
-            action="Select the row's content as a column named value.",
-        )
-    if timestamps and "timestamp" not in names:
-        raise BadOption(
-            "includeTimestamp=true and no column timestamp",
-            action="Add a column timestamp of type timestamp, or leave the option out.",
         )
 
 # %% ../../../nbs/spark/sink/06_columns.ipynb #c009

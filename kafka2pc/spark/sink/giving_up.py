@@ -159,7 +159,7 @@ class LeftPlan:
             **self.facts,
         )
 
-
+# %% ../../../nbs/spark/sink/08_giving_up.ipynb #33be52d5
 def _file_of(checkpoint: str) -> Path | None:
     folder = os.environ.get("SPARK_LOCAL_DIRS", "").partition(",")[0]
     name = hashlib.sha256(checkpoint.encode()).hexdigest()[:32]
@@ -189,7 +189,7 @@ def find_plan(checkpoint: str, batch_id: int) -> LeftPlan | None:
         return None
     return left if left and left.plan.batch_id == batch_id else None
 
-# %% ../../../nbs/spark/sink/08_giving_up.ipynb #33be52d5
+# %% ../../../nbs/spark/sink/08_giving_up.ipynb #2af6b2f7
 def known_plan(messages: Sequence[CommitMessage], left: LeftPlan | None) -> Plan:
     """The plan of a batch, from its tasks or from the planner. Raises `OutcomeUnknown`."""
     plans = [m.plan for m in messages] + [n.plan for n in (left,) if n]

@@ -76,6 +76,15 @@ _DAY_MS = 24 * 3600 * 1000
 _EXPIRY = "transactional.id.expiration.ms"
 
 
+@once_per_process(lambda participant: participant.store_id())
+def _expiry_ms(participant: KafkaParticipant) -> int | None:
+    """For how long a cluster keeps ids, in ms. None: it does not say so."""
+    setting = broker_setting(participant.cluster, _EXPIRY)
+    if setting is None:
+        _LOG.info("the brokers do not say for how long they keep transactional ids (%s)", _EXPIRY)
+    return None if setting is None else int(setting)
+
+
 def check_key_days(key_days: int, participant: Participant) -> None:
     """Raises `BadOption` if a key would be forgotten before these brokers forget its transactional
     ids. Brokers that do not say it (DescribeConfigs on the cluster is not allowed) prove nothing:
@@ -94,15 +103,6 @@ def check_key_days(key_days: int, participant: Participant) -> None:
             ),
             action=f"idempotenceKeyDays={kept_days + 1}, or more.",
         )
-
-
-@once_per_process(lambda participant: participant.store_id())
-def _expiry_ms(participant: KafkaParticipant) -> int | None:
-    """For how long a cluster keeps ids, in ms. None: it does not say so."""
-    setting = broker_setting(participant.cluster, _EXPIRY)
-    if setting is None:
-        _LOG.info("the brokers do not say for how long they keep transactional ids (%s)", _EXPIRY)
-    return None if setting is None else int(setting)
 
 # %% ../../../nbs/spark/sink/09_keys.ipynb #c020
 def query_id_of(key: str) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Mapping
 
 # %% ../../../nbs/spark/source/07_lag.ipynb #c004
-from ..checkpoint import Checkpoint
+from ..checkpoint import Checkpoint, last_offsets
 from .cluster import Questions
 from .offsets import Offsets, from_json
 from .options import parse_source_options
@@ -35,12 +35,12 @@ class Lag:
     def behind(self) -> int | None:
         return None if self.current is None else max(0, self.stable - self.current)
 
-
+# %% ../../../nbs/spark/source/07_lag.ipynb #cf4f8caa
 def read_last_offsets(checkpoint: str, source: int = 0) -> Offsets | None:
     """The end of the last batch that Spark calls done; None if there is none. `source`: which of
     the query's sources, from 0 on. Raises `BadOption`, `StaleCheckpoint`, `UnknownFormat`.
     """
-    entry = Checkpoint(checkpoint).last_offsets(source)
+    entry = last_offsets(Checkpoint(checkpoint), source)
     return None if entry is None else from_json(entry)
 
 

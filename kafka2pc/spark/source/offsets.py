@@ -51,10 +51,6 @@ def _nested(offsets: Mapping[TopicPart, int]) -> dict[str, dict[str, int]]:
     return nested
 
 
-def _flat(nested: Mapping) -> dict[TopicPart, int]:
-    return {(t, int(p)): o for t, by_part in nested.items() for p, o in by_part.items()}
-
-
 def to_json(offsets: Offsets) -> dict:
     """What Spark keeps. Equal offsets give equal text."""
     entry = {
@@ -69,6 +65,10 @@ def to_json(offsets: Offsets) -> dict:
     return entry
 
 # %% ../../../nbs/spark/source/02_offsets.ipynb #03d6be34
+def _flat(nested: Mapping) -> dict[TopicPart, int]:
+    return {(t, int(p)): o for t, by_part in nested.items() for p, o in by_part.items()}
+
+
 def from_json(entry: Any) -> Offsets:
     """The offsets of an entry; Spark's own Kafka source keeps them without topic ids. Raises
     `UnknownFormat` for an entry of a newer version, `StaleCheckpoint` for one of another source.
@@ -181,6 +181,18 @@ class Loss:
     what: str
 
 
+def _partition_losses(topic: str, p: int, at: int, now: Bounds | None) -> Iterator[Loss]:
+    if now is None:
+        yield Loss(
+            TopicRecreated,
+            f"topic {topic} has no partition {p} any more; it was read to offset {at}",
+        )
+    elif at < now.begin:
+        yield Loss(RecordsGone, f"{topic}-{p}: offsets {at} to {now.begin - 1} are gone")
+    elif at > now.end:
+        yield Loss(TopicRecreated, f"{topic}-{p} ends at offset {now.end}, but it was read to {at}")
+
+
 def _topic_losses(
     topic: str, at: Mapping[int, int], now: Mapping[int, Bounds], recreated: bool
 ) -> Iterator[Loss]:
@@ -198,19 +210,7 @@ def _topic_losses(
         for p, o in sorted(at.items()):
             yield from _partition_losses(topic, p, o, now.get(p))
 
-
-def _partition_losses(topic: str, p: int, at: int, now: Bounds | None) -> Iterator[Loss]:
-    if now is None:
-        yield Loss(
-            TopicRecreated,
-            f"topic {topic} has no partition {p} any more; it was read to offset {at}",
-        )
-    elif at < now.begin:
-        yield Loss(RecordsGone, f"{topic}-{p}: offsets {at} to {now.begin - 1} are gone")
-    elif at > now.end:
-        yield Loss(TopicRecreated, f"{topic}-{p} ends at offset {now.end}, but it was read to {at}")
-
-
+# %% ../../../nbs/spark/source/02_offsets.ipynb #05a0d7e3
 def _new_losses(start: Offsets, snapshot: Snapshot) -> Iterator[Loss]:
     """The first records of partitions that came while the query existed."""
     for (t, p), bounds in sorted(snapshot.parts.items()):
@@ -219,7 +219,7 @@ def _new_losses(start: Offsets, snapshot: Snapshot) -> Iterator[Loss]:
             what = f"{t}-{p} is new for this query: offsets 0 to {bounds.begin - 1} are gone"
             yield Loss(RecordsGone, what)
 
-# %% ../../../nbs/spark/source/02_offsets.ipynb #05a0d7e3
+
 def find_losses(start: Offsets, snapshot: Snapshot) -> list[Loss]:
     """What was deleted before it was read. `start` holds only what the query still asks for."""
     losses = []

@@ -69,7 +69,7 @@ _TOPIC_OPTIONS = {
 }
 
 # %% ../../../nbs/spark/source/01_options.ipynb #c106
-_READ_OPTIONS = {
+_AMOUNT_OPTIONS = {
     "maxOffsetsPerTrigger": Option(
         "Streams: about this many offsets in one micro-batch, shared out in proportion to what is"
         " waiting. A batch read ignores it, with a warning, as it does `minOffsetsPerTrigger` and"
@@ -85,6 +85,10 @@ _READ_OPTIONS = {
         "64",
         "the same; but there each partition has a task of its own, however little it holds",
     ),
+}
+
+# %% ../../../nbs/spark/source/01_options.ipynb #727e6070
+_READ_OPTIONS = {
     "failOnDataLoss": Option(
         "If records were deleted before they were read, also the first ones of a new partition or"
         " topic: `true` stops the query, `false` warns and goes on with what is there.",
@@ -118,7 +122,7 @@ _READ_OPTIONS = {
         "its own caches; their settings belong to Spark's configuration, not to the options",
     ),
 }
-SOURCE_OPTIONS = _TOPIC_OPTIONS | PLACE_OPTIONS | _READ_OPTIONS | RATE_OPTIONS
+SOURCE_OPTIONS = _TOPIC_OPTIONS | PLACE_OPTIONS | _AMOUNT_OPTIONS | _READ_OPTIONS | RATE_OPTIONS
 
 # %% ../../../nbs/spark/source/01_options.ipynb #c112
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,31 +204,14 @@ _REFUSED = {
     "enable.auto.offset.store": "leave it out",
     "enable.partition.eof": "leave it out",
 }
-
-# %% ../../../nbs/spark/source/01_options.ipynb #c131
 _RESET = "kafka.auto.offset.reset"
-
-
 _ISOLATION = "kafka.isolation.level"
-
-
 _IDLE = ("kafka.consumer.cache.", "kafka.consumer.fetcheddata.cache.")
 
 
 def _without_idle(given: Mapping[str, str]) -> dict[str, str]:
     """The options without those that are accepted and have no effect."""
     return {name: value for name, value in given.items() if not name.startswith(_IDLE)}
-
-
-def _client(given: Mapping[str, str], isolation: str, problems: Problems) -> ClientOptions:
-    """The settings of the client. What is wrong goes to `problems`."""
-    for name, instead in _REFUSED.items():
-        problems.attempt(_refuse, name, instead, given)
-    settings = (_RESET, _ISOLATION, *(f"kafka.{name}" for name in _REFUSED))
-    options = {name: value for name, value in given.items() if name not in settings}
-    client = read_client(options, SOURCE, problems)
-    problems.attempt(_check_broker, client.conf)
-    return replace(client, conf=client.conf | {"isolation.level": isolation})
 
 
 def _refuse(name: str, instead: str, given: Mapping[str, str]) -> None:
@@ -235,6 +222,17 @@ def _refuse(name: str, instead: str, given: Mapping[str, str]) -> None:
 def _check_broker(conf: Mapping[str, str]) -> None:
     if not conf.get("bootstrap.servers"):
         raise BadOption("kafka.bootstrap.servers is missing")
+
+# %% ../../../nbs/spark/source/01_options.ipynb #c131
+def _client(given: Mapping[str, str], isolation: str, problems: Problems) -> ClientOptions:
+    """The settings of the client. What is wrong goes to `problems`."""
+    for name, instead in _REFUSED.items():
+        problems.attempt(_refuse, name, instead, given)
+    settings = (_RESET, _ISOLATION, *(f"kafka.{name}" for name in _REFUSED))
+    options = {name: value for name, value in given.items() if name not in settings}
+    client = read_client(options, SOURCE, problems)
+    problems.attempt(_check_broker, client.conf)
+    return replace(client, conf=client.conf | {"isolation.level": isolation})
 
 # %% ../../../nbs/spark/source/01_options.ipynb #c135
 def parse_source_options(options: Mapping[str, str]) -> SourceOptions:

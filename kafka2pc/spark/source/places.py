@@ -47,6 +47,10 @@ _START_OPTIONS = {
         "latest",
         SAME,
     ),
+}
+
+# %% ../../../nbs/spark/source/00_places.ipynb #4ef32340
+_GROUP_OPTIONS = {
     "kafka.group.id": Option(
         "The group of `startingOffsets=group`. A stream commits its offsets to it, so that tools"
         " show its lag.",
@@ -86,7 +90,7 @@ _END_OPTIONS = {
         SAME,
     ),
 }
-PLACE_OPTIONS = _START_OPTIONS | _END_OPTIONS
+PLACE_OPTIONS = _START_OPTIONS | _GROUP_OPTIONS | _END_OPTIONS
 
 # %% ../../../nbs/spark/source/00_places.ipynb #c110
 TopicPart = tuple[str, int]  # topic and partition

@@ -99,7 +99,7 @@ def source_schema(headers: bool) -> StructType:
     """Spark's schema of a source. `headers`: with the column headers."""
     return StructType([StructField(name, kind) for name, kind, _ in _fields(headers)])
 
-
+# %% ../../../nbs/spark/source/05_range_reader.ipynb #cdbe9f8c
 _LARGEST_MS = (2**63 - 1) // 1000  # Spark counts microseconds in 64 bits
 
 

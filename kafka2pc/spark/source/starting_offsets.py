@@ -218,7 +218,7 @@ def leave_open(
         result += ranges
     return result
 
-
+# %% ../../../nbs/spark/source/04_starting_offsets.ipynb #0b2f7da8
 def _check_order(start: Offsets, ends: Mapping[TopicPart, int]) -> None:
     crossed = [part for part, end in ends.items() if end < start.at.get(part, end)]
     if crossed:
