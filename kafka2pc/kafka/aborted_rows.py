@@ -225,21 +225,6 @@ def _section(wanted: Wanted, batch: PackedBatch) -> Section:
         content.size,
     )
 
-# %% ../../nbs/kafka/09_aborted_rows.ipynb #cc53af2f5
-def _check_gone(cluster: Cluster, lost: Sequence[Committable]) -> None:
-    """Raises `RowsMissing` for what need not be read to know that it is not there."""
-    ids = [dict(c.topic_ids) for c in lost]
-    topics = [dict.fromkeys(p.topic for p in c.partitions) for c in lost]
-    # a topic without an id may be deleted, too
-    named = [
-        replace(c, topic_ids=tuple((t, known.get(t, "")) for t in names))
-        for c, known, names in zip(lost, ids, topics, strict=True)
-    ]
-    found = zip(lost, rows_gone(cluster, named), strict=True)
-    gone = {c: places for c, places in found if places}
-    if gone:
-        raise RowsMissing(gone)
-
 # %% ../../nbs/kafka/09_aborted_rows.ipynb #e086488b
 def _short(p: PartitionRange, found: int) -> Gone:
     why = "retention, compaction or DeleteRecords has removed the others"
@@ -262,6 +247,21 @@ def oldest_row_ms(lost: Iterable[Committable]) -> int | None:
     """
     known = [c.started_ms if c.oldest_ms is None else c.oldest_ms for c in lost]
     return min((ms for ms in known if ms), default=None)
+
+# %% ../../nbs/kafka/09_aborted_rows.ipynb #cc53af2f5
+def _check_gone(cluster: Cluster, lost: Sequence[Committable]) -> None:
+    """Raises `RowsMissing` for what need not be read to know that it is not there."""
+    ids = [dict(c.topic_ids) for c in lost]
+    topics = [dict.fromkeys(p.topic for p in c.partitions) for c in lost]
+    # a topic without an id may be deleted, too
+    named = [
+        replace(c, topic_ids=tuple((t, known.get(t, "")) for t in names))
+        for c, known, names in zip(lost, ids, topics, strict=True)
+    ]
+    found = zip(lost, rows_gone(cluster, named), strict=True)
+    gone = {c: places for c, places in found if places}
+    if gone:
+        raise RowsMissing(gone)
 
 # %% ../../nbs/kafka/09_aborted_rows.ipynb #0d135104
 def copy_rows(

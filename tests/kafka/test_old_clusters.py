@@ -15,7 +15,7 @@ from kafka2pc.kafka.cluster_check import check
 from kafka2pc.kafka.participant import KafkaParticipant
 from kafka2pc.kafka.wire import transactions as requests
 from kafka2pc.kafka.wire.cluster import Cluster
-from kafka2pc.kafka.wire.connection import TooOld, highest_everywhere
+from kafka2pc.kafka.wire.connection import Connection, TooOld
 from kafka2pc.kafka.wire.descriptions import describe_transactions, list_transactions
 from kafka2pc.kafka.wire.transactions import end_txn, init_producer_id
 from kafka2pc.kafka.write.column_producer import ColumnTransaction
@@ -167,7 +167,9 @@ def test_in_the_middle_of_an_upgrade_all_nodes_are_asked(upgrade, connected_to):
 @pytest.mark.kafka
 @pytest.mark.nightly
 def test_one_old_node_is_enough_to_be_refused(upgrade, monkeypatch):
-    monkeypatch.setattr(requests, "highest_everywhere", lambda *_: {0: 4, 1: 3, 2: 5, 3: -1})
+    monkeypatch.setattr(
+        Connection, "highest_everywhere", lambda self, request: {0: 4, 1: 3, 2: 5, 3: -1}
+    )
     with pytest.raises(TooOld, match="node 1, 3 does not offer AddPartitionsToTxn version 4"):
         check(node(upgrade, 0), topics=["t"])
     check_that_queries_are_refused(node(upgrade, 0), "node 1, 3")
@@ -177,8 +179,10 @@ def test_one_old_node_is_enough_to_be_refused(upgrade, monkeypatch):
 @pytest.mark.nightly
 @pytest.mark.parametrize("engine", ["columnar", "rows"])
 def test_a_process_asks_all_brokers_once(upgrade, monkeypatch, engine):
-    asked, ask = [], highest_everywhere
-    monkeypatch.setattr(requests, "highest_everywhere", lambda *what: asked.append(1) or ask(*what))
+    asked, ask = [], Connection.highest_everywhere
+    monkeypatch.setattr(
+        Connection, "highest_everywhere", lambda *what: asked.append(1) or ask(*what)
+    )
     upgrade.create_topic(engine)
     driver = query(node(upgrade, 0), engine, topic=engine)
     store = driver.participants["kafka"]

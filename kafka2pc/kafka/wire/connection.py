@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['WireRequest', 'WireAnswer', 'NotSent', 'NoAnswer', 'NotYet', 'NoSuchHost', 'TooOld', 'Login', 'Patience', 'persist',
-           'Wire', 'greet', 'ask_once', 'ask_all', 'ask_each', 'Connection', 'highest_everywhere']
+           'Wire', 'greet', 'ask_once', 'ask_all', 'ask_each', 'Connection', 'ask_highest']
 
 # %% ../../../nbs/kafka/wire/04_connection.ipynb #c002
 import logging
@@ -519,18 +519,16 @@ class Connection:
         return self.wire.manager.run(ask_all, self.wire, requests, self.request_ms)
 
     def ask_each(self, requests: Sequence[tuple]) -> list:
-        """The same for thousands of (request, node_id), which follow each other to their node
-        without waiting for answers: the answer to each, or the error that `ask` would raise. A node
-        that fails to answer one of them is not sent the others (`NotSent`).
+        """The same for thousands of them, pipelined: the answer to each, or the error that `ask`
+        would raise. A node that fails to answer one is not sent the others (`NotSent`).
         """
         return self.wire.manager.run(ask_each, self.wire, requests, self.request_ms)
 
     def persist(
         self, call: Callable[[], _Result], *, repeat: tuple[type[Exception], ...] = _ANY_OF_THREE
     ) -> _Result:
-        """The result of `call()`, which is called until it raises none of `repeat`. Raises
-        `BrokerUnreachable` after `timeout_ms` and at most one more request, and what `pause`
-        raises.
+        """The result of `call()`, which is called until it raises none of `repeat`. Raises what
+        `pause` raises, and `BrokerUnreachable` after `timeout_ms` and at most one more request.
         """
         return persist(call, Patience(self.servers, self.timeout_ms, self.clock), repeat)
 
@@ -544,33 +542,29 @@ class Connection:
         return self._features.get(name, 0)
 
     def api_version(self, api_key: int) -> tuple[int, int] | None:
-        """(lowest, highest) version of this request that the broker we are connected to accepts
-        (ApiVersions), or None.
-        """
+        """(lowest, highest) version of this request that the broker here accepts, or None."""
         return self.wire.manager.broker_version_data.api_versions.get(api_key)
 
     def highest(self, request: type[WireRequest]) -> int:
-        """The highest version of a request of `kafka.protocol` that this broker accepts, -1 if it
-        does not know the request.
-        """
+        """The highest version of this request that the broker here accepts, -1 if none."""
         return (self.api_version(request.API_KEY) or (-1, -1))[1]
+
+    def highest_everywhere(self, request: type[WireRequest]) -> dict[int, int]:
+        """The same for every broker of the cluster, by node id, asked anew. Raises
+        `BrokerUnreachable` if one does not answer.
+        """
+        return self.persist(lambda: ask_highest(self, request))
 
     def nodes(self) -> list[int]:
         """The ids of the brokers, asked anew."""
         return self.wire.manager.run(_ask_nodes, self.wire)
 
 # %% ../../../nbs/kafka/wire/04_connection.ipynb #e7c91363
-def highest_everywhere(connection: Connection, request: type[WireRequest]) -> dict[int, int]:
-    """The highest version of `request` that each broker of the cluster accepts, by node id, asked
-    anew; -1 if it does not know the request. Raises `BrokerUnreachable` if one does not answer.
-    """
-
-    def once() -> dict[int, int]:
-        nodes = connection.nodes()
-        answers = connection.ask_all([(_versions_request(), n) for n in nodes])
-        offered = [{k.api_key: k.max_version for k in a.api_keys} for a in answers]
-        return {
-            n: versions.get(request.API_KEY, -1) for n, versions in zip(nodes, offered, strict=True)
-        }
-
-    return connection.persist(once)
+def ask_highest(connection: Connection, request: type[WireRequest]) -> dict[int, int]:
+    """The highest version of `request` that each broker accepts, by node id, asked once."""
+    nodes = connection.nodes()
+    answers = connection.ask_all([(_versions_request(), n) for n in nodes])
+    offered = [{k.api_key: k.max_version for k in a.api_keys} for a in answers]
+    return {
+        n: versions.get(request.API_KEY, -1) for n, versions in zip(nodes, offered, strict=True)
+    }

@@ -10,7 +10,6 @@ from kafka.protocol.producer.transaction import InitProducerIdRequest
 
 # %% ../../../nbs/kafka/wire/10_timeouts.ipynb #c003
 from .cluster import Cluster
-from .connection import highest_everywhere
 from .topics import broker_setting
 from .transactions import KIP_939, TimeoutTooLarge, init_producer_id
 from ...protocol.errors import BadOption, NotAuthorized
@@ -88,7 +87,7 @@ def why_no_two_phase(cluster: Cluster, probe_id: str) -> str | None:
     is a transactional id that is used for nothing else, and which the user may WRITE. Raises
     `BrokerUnreachable`, `UnclearAnswer`.
     """
-    highest = highest_everywhere(cluster, InitProducerIdRequest)
+    highest = cluster.highest_everywhere(InitProducerIdRequest)
     without = sorted(node for node, version in highest.items() if version < KIP_939)
     if without:
         return (

@@ -19,14 +19,7 @@ from kafka.protocol.producer.transaction import (
 # %% ../../../nbs/kafka/wire/07_transactions.ipynb #c004
 from . import error_codes as codes
 from .cluster import Cluster, ask_coordinators
-from kafka2pc.kafka.wire.connection import (
-    NoAnswer,
-    NotSent,
-    NotYet,
-    TooOld,
-    WireAnswer,
-    highest_everywhere,
-)
+from .connection import NoAnswer, NotSent, NotYet, TooOld, WireAnswer
 from .error_codes import describe_code, id_not_authorized
 from ...protocol.errors import BadOption, UnclearAnswer
 from ...protocol.messages import Committable, PreparedTxnState
@@ -128,7 +121,7 @@ def check_brokers(cluster: Cluster) -> None:
     """
     if cluster.brokers_are_new:
         return
-    highest = highest_everywhere(cluster, AddPartitionsToTxnRequest)
+    highest = cluster.highest_everywhere(AddPartitionsToTxnRequest)
     old = sorted(node for node, version in highest.items() if version < VERIFIES)
     if old:
         raise _unverified(f"{cluster.servers}: node {', '.join(map(str, old))}")
