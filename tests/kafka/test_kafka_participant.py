@@ -335,8 +335,8 @@ def test_end_txn_version_4_leaves_the_epoch_and_describe_knows(kafka, topic, sto
 
 
 def written(store, batch, topic=None):
+    store.topic = topic
     with store.begin(a_plan()) as txn:
-        txn.topic = topic
         txn.write(batch)
         txn.flush()
         c = txn.precommit()
@@ -479,8 +479,8 @@ def test_a_bad_row_is_found_before_anything_of_its_batch_is_sent(
         k: [topic if v == "t" else v for v in column] if k == "topic" else column
         for k, column in columns.items()
     }
+    store.topic = None
     with pytest.raises(BadRow, match=says), store.begin(a_plan()) as txn:
-        txn.topic = None
         txn.write(pa.RecordBatch.from_pydict(columns))
     assert values(kafka, topic, "read_uncommitted") == []
 
@@ -501,8 +501,8 @@ def test_an_unknown_topic_or_partition_is_an_error_at_once(topic, store, columns
     }
     started = time.monotonic()
     says = rf"{columns['topic'][0]}(.|\n)*no such topic or partition(.|\n)*(Create it|Correct)"
+    store.topic = None
     with pytest.raises(BadRow, match=says), store.begin(a_plan()) as txn:
-        txn.topic = None
         txn.write(pa.RecordBatch.from_pydict(columns))
     # the client would try for two minutes
     assert time.monotonic() - started < 60
@@ -520,8 +520,8 @@ def test_a_name_that_no_topic_can_have_is_refused_as_column_and_as_option(
     kafka, topic, store, name, why
 ):
     said = rf"{re.escape(repr(name))} cannot be written\n +why: .*{why}"
+    store.topic = None
     with pytest.raises(BadRow, match=said), store.begin(a_plan()) as txn:
-        txn.topic = None
         txn.write(pa.RecordBatch.from_pydict({"value": ["a", "b"], "topic": [topic, name]}))
     with pytest.raises(BadOption, match=said):
         check(kafka.client_conf, topics=[topic, name])
@@ -661,7 +661,7 @@ def test_the_users_delivery_timeout_bounds_every_wait_and_there_is_always_one(
     with RowWriter(kafka.client_conf | given, topic=topic).begin() as out:
         out.write(rows("a"))
         out.flush()
-        assert out.conf["message.timeout.ms"] == limit
+        assert out.client.conf["message.timeout.ms"] == limit
     assert (
         RowTransaction(kafka.client_conf | given, "x", 5000).client.conf["message.timeout.ms"]
         == 5000
