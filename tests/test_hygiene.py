@@ -19,8 +19,10 @@ from pathlib import Path
 import nbformat
 import pytest
 import yaml
+from cells import broken_rules, count
 from compat import PYTHONS
 from contents import IN_DEPTH, PATH, is_lesson, minutes, module_of
+from sentences import rewritten
 from words import Exempt, problems
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -314,7 +316,7 @@ def test_every_module_comes_from_a_notebook():
     )
 
 
-@pytest.mark.parametrize("tool", ["fold", "contents", "steps", "readme", "packages"])
+@pytest.mark.parametrize("tool", ["fold", "sentences", "contents", "steps", "readme", "packages"])
 def test_what_is_made_of_the_notebooks_is_current(tool):
     check_passes(sys.executable, ROOT / "tools" / f"{tool}.py", "--check")
 
@@ -411,6 +413,65 @@ def ends_with_exercise(path):
     has_stub = not is_hidden(behind[0])
     if has_stub and not any("Not yet" in cell.source for cell in behind):
         yield "a check must say what is wrong with the answer: 'Not yet: ...'"
+
+
+def test_cells_can_be_read_one_at_a_time():
+    check_passes(sys.executable, ROOT / "tools" / "cells.py", "--check")
+
+
+CUT = """\
+#| export
+import os
+
+
+def place() -> str:
+    return os.getcwd()
+"""
+
+
+def a_notebook(folder, *sources):
+    """Code cells; a source that begins with `=` is one with an output."""
+    made = nbformat.v4.new_notebook()
+    for source in sources:
+        shown = [nbformat.v4.new_output("stream", text="1")] if source.startswith("=") else []
+        made.cells.append(nbformat.v4.new_code_cell(source.removeprefix("="), outputs=shown))
+    path = folder / "00_made.ipynb"
+    nbformat.write(made, path)
+    return path
+
+
+def test_cells_are_counted_as_a_reader_sees_them(tmp_path, monkeypatch):
+    monkeypatch.setattr("cells.NBS", tmp_path)
+    long = "#| export\n" + "x = 1\n" * 81
+    one = count(a_notebook(tmp_path, CUT, CUT, "=place()", "#| hide\nassert place()", long))
+    assert [n for n, _ in one.exported] == [2, 2, 81]
+    assert one.alone == [(2, "place"), (81, "x")]
+    assert (one.first, one.gap, one.hidden, one.visible) == (4, 81, 1, 1)
+    found = "\n".join(broken_rules([one]))
+    assert "the cell of x has 81 lines" in found and "more than 40 lines" in found
+    assert "is folded" in found and "nothing is seen" not in found
+    unseen = count(a_notebook(tmp_path, long, "#| hide\n=place()"))
+    assert "81 exported lines, and nothing is seen" in "\n".join(broken_rules([unseen]))
+
+
+@pytest.mark.parametrize(
+    "before, after",
+    [
+        ("One. Two. `three` is.", "One.\nTwo.\n`three` is."),
+        ("One\nline. Two\nlines.", "One line.\nTwo lines."),
+        ("A (b. C) d. `E` f.", "A (b. C) d.\n`E` f."),
+        ("**Exercise.** What? Why?", "**Exercise.** What?\nWhy?"),
+        ("e.g. A thing: 1. Kafka 4. 5. More", "e.g. A thing: 1.\nKafka 4. 5.\nMore"),
+        ("- One. Two.\n- Three.", "- One.\n  Two.\n- Three."),
+        ("> One. Two.", "> One. Two."),
+        ("| a. B | c |\n|---|---|", "| a. B | c |\n|---|---|"),
+        ("```\nOne. Two.\n\nA. B.\n```\nSo. Then.", "```\nOne. Two.\n\nA. B.\n```\nSo.\nThen."),
+        ("# A. B.", "# A. B."),
+    ],
+)
+def test_each_sentence_has_a_line(before, after):
+    assert rewritten(before) == after
+    assert rewritten(after) == after
 
 
 def is_hidden(cell):
