@@ -71,6 +71,7 @@ seconds: $(READY) ## after a run of tests on a quiet machine: keep how long each
 lint: $(READY) ## check imports, style, types, sizes, notebooks and the package; seconds, no broker
 	@$(BIN)/python -m pytest -q tests/test_hygiene.py
 	@$(BIN)/python tools/statements.py
+	@$(BIN)/python tools/cells.py
 
 .PHONY: course
 course: $(READY) ## the course in JupyterLab, on copies of the lessons without outputs, in output/learn; what you have begun there is kept
@@ -112,10 +113,11 @@ run: $(READY) ## execute notebooks and keep their new outputs (NOTEBOOK=protocol
 	@$(BIN)/python tools/run_notebooks.py $(NOTEBOOK)
 
 .PHONY: prepare
-prepare: $(READY) ## before every commit: format, fold helper cells, export the modules, clean the notebooks, count the minutes, render README.md
+prepare: $(READY) ## before every commit: format, fold helper cells, one sentence a line, export the modules, clean the notebooks, count the minutes, render README.md
 	@$(BIN)/ruff check -q --select I001 --fix nbs tests tools
 	@$(BIN)/ruff format -q .
 	@$(BIN)/python tools/fold.py
+	@$(BIN)/python tools/sentences.py
 	@$(BIN)/nbdev_export
 	@$(BIN)/nbdev_clean
 	@$(BIN)/python tools/contents.py

@@ -3,7 +3,8 @@
 
 Lines are those of code and docstrings: blank lines, directives and imports are not counted. A run
 is a cell that is neither exported nor folded, and has an output. With folders or notebooks as
-arguments (`tools/cells.py kafka/wire stores/02_file`): also what is above a limit there.
+arguments (`tools/cells.py kafka/wire stores/02_file`): also what could be better there.
+--check: only report what breaks a rule.
 """
 
 import ast
@@ -19,6 +20,7 @@ from contents import NBS, notebooks
 LONG, LONGEST = 40, 80  # lines of an exported cell: nearly all have at most the first
 LONG_SHARE = 0.05
 BEFORE_A_RUN = 80  # exported lines above the first run
+ALONE_SHARE = 0.1  # of the exported cells: the others are followed by a run
 HIDDEN_SHARE = 1 / 3  # of the code that is not exported
 EXPORTED = re.compile(r"^#\|\s*export\b", re.M)
 FOLDED = re.compile(r"^#\|\s*(hide|folded)\b", re.M)
@@ -48,9 +50,16 @@ def lines(source: str) -> int:
         nodes = list(ast.walk(ast.parse(code)))
     except SyntaxError:  # a magic inside a statement
         nodes = []
-    imports = [node for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom))]
+    imports = [node for node in nodes if is_import(node)]
     skipped = {n for node in imports for n in range(node.lineno, node.end_lineno + 1)}
     return sum(bool(text.strip()) and n not in skipped for n, text in numbered(code))
+
+
+def is_import(node: ast.AST) -> bool:
+    """Also those for types only."""
+    if isinstance(node, ast.If):
+        return not node.orelse and all(map(is_import, node.body))
+    return isinstance(node, (ast.Import, ast.ImportFrom))
 
 
 def numbered(code: str) -> enumerate:
@@ -87,7 +96,7 @@ def count(notebook: Path) -> Cells:
 
 
 def summary(all_cells: list[Cells]) -> str:
-    sizes = [number for one in all_cells for number, _ in one.exported]
+    sizes = [number for one in all_cells for number, _ in one.exported] or [0]
     alone = sum(len(one.alone) for one in all_cells)
     hidden = sum(one.hidden for one in all_cells)
     others = hidden + sum(one.visible for one in all_cells)
@@ -107,6 +116,28 @@ def share(part: int, whole: int) -> str:
     return f"{100 * part / max(whole, 1):.1f} %"
 
 
+def broken_rules(all_cells: list[Cells]) -> list[str]:
+    """What breaks a rule."""
+    cells = [(one.name, *cell) for one in all_cells for cell in one.exported]
+    found = [f"{name}: the cell of {of} has {n} lines" for name, n, of in cells if n > LONGEST]
+    found += [
+        f"{one.name}: {one.first} exported lines, and nothing is seen"
+        for one in all_cells
+        if one.first > BEFORE_A_RUN
+    ]
+    long = [f"{name} ({of}, {n})" for name, n, of in cells if n > LONG]
+    if len(long) > LONG_SHARE * len(cells):
+        found.append(f"too many cells have more than {LONG} lines: {', '.join(long)}")
+    alone = [f"{one.name} ({of})" for one in all_cells for _, of in one.alone]
+    if len(alone) > ALONE_SHARE * len(cells):
+        found.append(f"too many cells have no run: {', '.join(alone)}")
+    hidden = sum(one.hidden for one in all_cells)
+    others = hidden + sum(one.visible for one in all_cells)
+    if hidden > HIDDEN_SHARE * others:
+        found.append(f"too much is folded: {hidden} of {others} lines that are not exported")
+    return found
+
+
 def details(one: Cells) -> list[str]:
     found = [f"cell of {n}: {name}" for n, name in one.exported if n > LONG]
     if one.first > BEFORE_A_RUN:
@@ -121,6 +152,10 @@ def details(one: Cells) -> list[str]:
 
 
 def main() -> int:
+    if "--check" in sys.argv:
+        found = broken_rules([count(notebook) for notebook in notebooks()])
+        print("\n".join(found) or "no cell breaks a rule")
+        return 1 if found else 0
     wanted = tuple(sys.argv[1:])
     all_cells = [one for one in map(count, notebooks()) if one.name.startswith(wanted or "")]
     if wanted:
