@@ -49,7 +49,7 @@ from kafka2pc.protocol.log.slots import MemoryLog
 from kafka2pc.protocol.messages import Mode
 from kafka2pc.protocol.phases.restore import restore
 from kafka2pc.protocol.states import TxnState
-from kafka2pc.stores.postgres import PostgresParticipant
+from kafka2pc.stores.postgres import PostgresParticipant, connect
 from kafka2pc.stores.staged import StagedParticipant
 
 
@@ -273,7 +273,7 @@ def server_says(postgres, name, value):
     """`name` as a connection sees it on a server where `value` is the default."""
     postgres.execute(f"alter role postgres set {name} = {value}")
     try:
-        with StagedParticipant(postgres.url, "t").connect() as db:
+        with connect(StagedParticipant(postgres.url, "t")) as db:
             return db.execute(f"show {name}").fetchone()[0]
     finally:
         postgres.execute(f"alter role postgres reset {name}")
@@ -287,11 +287,9 @@ def test_a_commit_is_on_the_disk_whatever_the_user_has_set(postgres):
 
 
 def test_a_server_that_vanishes_is_noticed(postgres):
-    for connect in (
-        PostgresParticipant(postgres.url, "t").connect,
-        TableLog(postgres.url, "a").connect,
-    ):
-        with connect() as db:
+    store, log = PostgresParticipant(postgres.url, "t"), TableLog(postgres.url, "a")
+    for opened in (connect(store), log.connect()):
+        with opened as db:
             found = db.info.get_parameters()
         assert (
             int(found["keepalives_idle"])
@@ -590,7 +588,7 @@ def test_a_url_with_any_password_that_is_encoded_is_read(postgres):
     postgres.execute("create role carol login password 'a/b@c:d?e#f%%'")
     for password in ("a%2Fb%40c%3Ad%3Fe%23f%25", "a%2Fb%40c:d?e%23f%25"):
         url = postgres.url.replace("postgres:@", f"carol:{password}@")
-        assert PostgresParticipant(url, "t").connect().info.user == "carol"
+        assert connect(PostgresParticipant(url, "t")).info.user == "carol"
 
 
 @pytest.mark.never_unsteady
