@@ -40,7 +40,7 @@ LESSONS = [
     "06_timeline",
     "11_challenge",
 ]
-HELPERS = {"07_story", "12_toy"}
+HELPERS = {"07_story", "12_toy", "13_processes", "14_restart_picture"}
 SETTINGS = configparser.ConfigParser(delimiters=["="])
 SETTINGS.read(ROOT / "settings.ini", encoding="utf-8")
 WHEEL = f"kafka2pc-{SETTINGS['DEFAULT']['version']}-py3-none-any.whl"

@@ -158,7 +158,7 @@ in_time = tokens.Tokens._wait_first
 
 def wait_first(self, first_s):
     """The same, however busy this machine is: it begins with the first answer."""
-    until(lambda: self._token or self._failed, "the first answer", 60)
+    until(lambda: self._held.token or self._held.failed, "the first answer", 60)
     in_time(self, first_s)
 
 
