@@ -79,7 +79,7 @@ def _ask_at_once(
     """The Metadata rows of the topics, and the first offset of each partition that is led by the
     same node as the last time: that node is asked at the same time.
     """
-    known = {w: cluster.leaders[w] for w in places if w in cluster.leaders}
+    known = {w: cluster.leaders[w] for w in sorted(places) if w in cluster.leaders}
     answers: list[WireAnswer] = []
     if known:
         requests = offsets_requests(cluster, known, EARLIEST)

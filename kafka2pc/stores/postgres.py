@@ -170,7 +170,7 @@ _SLOTS = """
 def holders_in(db: psycopg.Connection, prefix: str, table: str) -> list[OpenBeside]:
     """The prepared transactions with this prefix that hold a lock on a table, oldest first."""
     rows = db.execute(_HOLDERS, (prefix, table_name(table).as_string(db))).fetchall()
-    return [beside(tid, table, *more) for tid, *more in rows]
+    return [beside(tid, table, *more) for tid, *more in rows if parse_name(tid)]
 
 
 def no_place(db: psycopg.Connection, c: Committable, what: str) -> PrecommitFailed | None:

@@ -351,6 +351,8 @@ def test_what_a_dead_query_holds_is_named_with_the_statement_that_ends_it(postgr
     store = PostgresParticipant(postgres.url, "of_both", key=("id",), lock_ms=200)
     elsewhere = PostgresParticipant(postgres.url, "of_one")
     foreign = PostgresParticipant(postgres.url, "of_both", prefix="kafka2pc-more")
+    by_hand = "kafka2pc-nightly-load"  # of another program
+    postgres.execute(f"begin; insert into of_both values (9); prepare transaction '{by_hand}'")
     dead, new, batch = a_plan(), a_plan(), pa.RecordBatch.from_pydict({"id": [1]})
     left = []
     for each, ids in ((store, [1]), (elsewhere, [1]), (foreign, [2])):
@@ -366,6 +368,7 @@ def test_what_a_dead_query_holds_is_named_with_the_statement_that_ends_it(postgr
     assert dead.query_id in locked.value.why and found.abort_with in locked.value.action
     postgres.execute(found.abort_with)
     assert store.open_beside(new.query_id) == []
+    postgres.execute(f"rollback prepared '{by_hand}'")
     assert [each.abort(c) for each, c in ((elsewhere, left[1]), (foreign, left[2]))] == [DONE] * 2
 
 

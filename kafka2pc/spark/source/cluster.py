@@ -102,11 +102,11 @@ def _open_cluster(conf: Mapping[str, str], limit_ms: int) -> Cluster:
 
 # %% ../../../nbs/spark/source/03_cluster.ipynb #c008
 class PatientConnection:
-    """At most one connection to a cluster; each question is repeated while its error may pass. All
-    methods but `close` raise `BrokerUnreachable` after `tries` (None: after `within_ms`, and if
-    that is None, too, three times default.api.timeout.ms: Spark's own source asks three times). The
-    first question waits for 20 s only, because the address may be wrong; not if the query has
-    reached the cluster before (`patient`).
+    """At most one connection to a cluster; each question is repeated while its error may pass, and
+    raises `BrokerUnreachable` after `tries` (None: after `within_ms`, and if that is None, too,
+    three times default.api.timeout.ms: Spark's own source asks three times). The first question
+    waits for 20 s only, because the address may be wrong; not if the query has reached the cluster
+    before (`patient`).
     """
 
     def __init__(
