@@ -625,6 +625,27 @@ def test_an_exception_excuses_one_rule_in_one_file_and_needs_a_hit(tmp_path):
     assert len(unused) == len(BAD_SENTENCES) and "'headless'; remove it" in unused[-1]
 
 
+def fields_that_a_repr_shows(source):
+    """(class, name, annotation) of the dataclasses in it."""
+    for node in ast.walk(ast.parse(source)):
+        made = [ast.unparse(d) for d in getattr(node, "decorator_list", [])]
+        if not any(d.startswith("dataclass") and "repr=False" not in d for d in made):
+            continue
+        for field in node.body:
+            if isinstance(field, ast.AnnAssign) and "repr=False" not in ast.unparse(field):
+                yield node.name, field.target.id, ast.unparse(field.annotation)
+
+
+def test_no_repr_shows_the_settings_of_a_client():
+    """They have passwords, and tools that show the locals of a frame print a `repr`."""
+    report(
+        f"{name(path)}: {of}.{field}: give the dataclass repr=False"
+        for path in MODULES
+        for of, field, kind in fields_that_a_repr_shows(path.read_text(encoding="utf-8"))
+        if field == "conf" or (field == "settings" and kind == "Mapping")
+    )
+
+
 # A number and a name, perhaps with a folder. The test below looks at links.
 LINKED = re.compile(r"\]\([^)\s]*\)")
 REFERENCE = re.compile(r"(?<![\w.-])(?:[a-z_]+/)*\d\d_[a-z][a-z_]*\b(?![(\[=])")

@@ -41,7 +41,7 @@ def _grace_s(decided: Decision, after_s: float, now_ms: float) -> float:
     return min(limits)
 
 # %% ../../nbs/operations/07_watch.ipynb #3e2bee8a
-@dataclass(kw_only=True)
+@dataclass(kw_only=True, repr=False)  # `conf` has secrets
 class Watcher:
     """Finishes the decided batch of a query once it has waited for `after_s` seconds, a quarter of
     its transaction timeout, or half of what is left of that. `conf`: the client's settings;

@@ -130,8 +130,9 @@ def _missing_right(bookmark: Bookmark) -> str:
 @dataclass
 class LogReader:
     """The log `name` in a topic, as far as it was read. It begins at the bookmark of the consumer
-    `group`. After a `read` it holds every committed record that is not purged. A read fails if
-    nothing arrives for `within_ms`. `connection`: as in `Bookmark`.
+    `group`. After a `read` it holds every committed record before the end that was asked for, but
+    those that are purged. A read fails if nothing arrives for `within_ms`. `connection`: as in
+    `Bookmark`.
     """
 
     connection: Callable[[], Cluster]

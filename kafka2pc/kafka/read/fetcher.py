@@ -149,22 +149,18 @@ def fetch_request(settings: FetchSettings, sent: Request) -> FetchRequest:
 @dataclass(frozen=True, slots=True)
 class Opened:
     """An answer: its `code`, a row for each partition (`rows`: by the id or the name of the topic,
-    and the partition), and how long to wait.
+    and the partition), and how long to wait. `served`: there are records for some range.
     """
 
     code: int
     rows: Mapping[tuple[UUID | str | None, int], Any] = field(default_factory=dict)
     pause_s: float = 0.0
+    served: bool = False
 
     def row_of(self, p: Part) -> Any:
         """The row of this range, None if there is none."""
         by_name = self.rows.get((p.wanted.topic, p.wanted.partition))
         return by_name or self.rows.get((p.wanted.topic_id, p.wanted.partition))
-
-    @property
-    def served(self) -> bool:
-        """Are there records for any range?"""
-        return any(row.records and not row.error_code for row in self.rows.values())
 
 
 def open_answer(answer: Any) -> Opened:
@@ -180,11 +176,12 @@ def open_answer(answer: Any) -> Opened:
         for t in answer.responses
         for row in t.partitions
     }
-    return Opened(answer.error_code, rows)
+    served = any(row.records and not row.error_code for row in rows.values())
+    return Opened(answer.error_code, rows, served=served)
 
 # %% ../../../nbs/kafka/read/01_fetcher.ipynb #317f04d7
 class InFlight:
-    """The requests that are under way, at most one for each lane."""
+    """The requests that are under way by lane. One is sent only for a lane that `is_free`."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster

@@ -131,7 +131,7 @@ def _has_address(host: str) -> bool:
     return True
 
 # %% ../../../nbs/kafka/wire/04_connection.ipynb #01fa11e8
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)  # `conf` has secrets
 class Login:
     """How a client logs in, and how often brokers hung up on it that had answered before: the
     third time counts as a refusal.
@@ -497,7 +497,7 @@ class Connection:
 
     @property
     def request_ms(self) -> float:
-        """How long one request waits: a quarter of `timeout_ms`, at most `request_ms`."""
+        """How long one request waits: a quarter of `timeout_ms`, and not longer than was given."""
         return min(self.timeout_ms / 4, self._longest_ms)
 
     def ask(self, request: WireRequest, node_id: int | None = None) -> WireAnswer:

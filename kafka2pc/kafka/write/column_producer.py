@@ -110,7 +110,7 @@ def _ranges(lanes: Mapping[tuple[str, int], Lane]) -> tuple[PartitionRange, ...]
     )
 
 # %% ../../../nbs/kafka/write/07_column_producer.ipynb #f8371768
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)  # `settings` has secrets
 class ColumnWriter:
     """Rows on their way to one sender. Nothing of a batch is taken before each of its rows has a
     place. `written`: how many were taken. Other fields are those of `ColumnTransaction`.
@@ -268,12 +268,16 @@ class ColumnTransaction(TransactionBase):
         self._begun().write(batch)
 
     def write_section(self, section: Section) -> None:
-        """Take records that are encoded already. Raises what `write` raises."""
+        """Take records that are encoded already, for the partition that the section names. Raises
+        what `write` raises.
+        """
         self.step("write")
         self._begun().write_section(section)
 
     def partitions_of(self, topics: Iterable[str]) -> dict[str, int]:
-        """A missing topic is created, if the brokers do so. Raises what `write` raises."""
+        """How many partitions each of these topics has. One that is missing is created, if the
+        brokers do so. Raises what `write` raises.
+        """
         return partition_counts(self._begun(), list(topics))
 
     def flush(self) -> None:

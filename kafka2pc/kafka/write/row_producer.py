@@ -105,7 +105,7 @@ BEGIN_MS = 30_000  # the longest wait for a transaction
 
 class RowClient:
     """One producer of librdkafka, and what it reported. It is dropped and never closed: closing
-    would abort its transaction. `label`: how errors name it; `begin_ms`: the longest wait for a
+    would abort a transaction. `label`: how errors name it; `begin_ms`: the longest wait for a
     broker.
     """
 

@@ -103,7 +103,7 @@ def produce_request(
 
 # %% ../../../nbs/kafka/write/06_sender.ipynb #44256c0a
 class Requests:
-    """The requests of one transaction, at most `IN_FLIGHT` to a node, and the answers that came.
+    """The requests of one transaction, and the answers that came.
     `flying`: requests to each node whose answer was not taken.
     """
 
