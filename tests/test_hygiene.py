@@ -435,7 +435,7 @@ def a_notebook(folder, *sources):
     for source in sources:
         shown = [nbformat.v4.new_output("stream", text="1")] if source.startswith("=") else []
         made.cells.append(nbformat.v4.new_code_cell(source.removeprefix("="), outputs=shown))
-    path = folder / "00_made.ipynb"
+    path = folder / "made.ipynb"
     nbformat.write(made, path)
     return path
 

@@ -268,16 +268,12 @@ class ColumnTransaction(TransactionBase):
         self._begun().write(batch)
 
     def write_section(self, section: Section) -> None:
-        """Take records that are encoded already, for the partition that the section names. Raises
-        what `write` raises.
-        """
+        """Take encoded records, for the partition that the section names. As `write`."""
         self.step("write")
         self._begun().write_section(section)
 
     def partitions_of(self, topics: Iterable[str]) -> dict[str, int]:
-        """How many partitions each of these topics has. One that is missing is created, if the
-        brokers do so. Raises what `write` raises.
-        """
+        """How many each topic has; a missing one is created, if the brokers do so. As `write`."""
         return partition_counts(self._begun(), list(topics))
 
     def flush(self) -> None:
