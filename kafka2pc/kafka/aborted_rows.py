@@ -6,9 +6,10 @@
 __all__ = ['PATIENCE_S', 'final_states', 'oldest_row_ms', 'copy_rows']
 
 # %% ../../nbs/kafka/09_aborted_rows.ipynb #c403e2442
+import logging
 from collections import Counter, defaultdict
-from dataclasses import replace
-from typing import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Callable, Iterable, Iterator, Mapping, Sequence
 from uuid import UUID
 
 # %% ../../nbs/kafka/09_aborted_rows.ipynb #c1a753feb
@@ -35,14 +36,16 @@ from kafka2pc.protocol.errors import (
     UnknownFormat,
 )
 from ..protocol.messages import Committable, PartitionRange
-from ..protocol.participant import Gone, RowsMissing
+from ..protocol.participant import Gone, RowsMissing, list_some, parts_of
 from ..protocol.states import TxnState
 
 # %% ../../nbs/kafka/09_aborted_rows.ipynb #c5b70066e
 PATIENCE_S = 5.0  # how long nothing may be proven, until the rest is given up
 _PAUSE_S = 0.1
 _COMMITTED = FetchSettings(wait_ms=100, patience_ms=2_000)
+_TOLD_S = 1.0  # the same, of what the coordinator has told
 _Where = tuple[str, int]  # topic and partition
+_Rows = tuple[Committable, PartitionRange]
 
 
 def _stable_ends(cluster: Cluster, topics: Iterable[str]) -> dict[_Where, int]:
@@ -54,15 +57,32 @@ def _stable_ends(cluster: Cluster, topics: Iterable[str]) -> dict[_Where, int]:
     return {where: row.offset for where, row in answers.items() if not row.error_code}
 
 
-def _wanted(c: Committable) -> list[Wanted]:
-    """Each of these offsets belongs to one of its batches."""
-    ids = {topic: UUID(topic_id) for topic, topic_id in c.topic_ids if topic_id}
-    return [
-        Wanted(p.topic, p.partition, at, at + 1, ids.get(p.topic))
-        for p in c.partitions
-        for at in sorted({p.first_offset, p.last_offset})
-        if at >= 0
-    ]
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Rows of a transaction in one partition, of which the one at offset `at` is asked for."""
+
+    c: Committable
+    rows: PartitionRange
+    at: int
+
+    @property
+    def where(self) -> _Where:
+        return self.rows.topic, self.rows.partition
+
+    @property
+    def wanted(self) -> Wanted:
+        topic_id = dict(self.c.topic_ids).get(self.rows.topic)
+        return Wanted(*self.where, self.at, self.at + 1, UUID(topic_id) if topic_id else None)
+
+
+def _places(cs: Iterable[Committable]) -> dict[_Where, list[_Place]]:
+    """What to ask for in each partition, in order: first and last row of each transaction."""
+    found: defaultdict[_Where, list[_Place]] = defaultdict(list)
+    for c in cs:
+        for p in c.partitions:
+            offsets = sorted({p.first_offset, p.last_offset})
+            found[p.topic, p.partition] += [_Place(c, p, at) for at in offsets if at >= 0]
+    return {where: sorted(places, key=lambda place: place.at) for where, places in found.items()}
 
 # %% ../../nbs/kafka/09_aborted_rows.ipynb #ed1c2e06
 def _is_of(batch: PackedBatch, c: Committable) -> bool:
@@ -81,68 +101,114 @@ def _judged(c: Committable, piece: Piece) -> TxnState | None:
     return TxnState.ABORTED if aborted else TxnState.COMMITTED
 
 # %% ../../nbs/kafka/09_aborted_rows.ipynb #84e665f3
-def _proof(cluster: Cluster, c: Committable, wanted: Wanted) -> TxnState | None:
-    """How the transaction ended, if this offset proves it."""
+def _readable(cluster: Cluster, wanted: Sequence[Wanted]) -> Iterator[Piece]:
+    """What can be read of these ranges. One that cannot does not hide another."""
     try:
-        for _, piece in pieces(cluster, [wanted], _COMMITTED):
+        for _, piece in pieces(cluster, wanted, _COMMITTED):
             if isinstance(piece, Piece):
-                return _judged(c, piece)
-    # the next partition may prove it
+                yield piece
     except (NotAuthorized, RecordsBroken, UnknownFormat):
-        pass
-    return None
+        for one in wanted if len(wanted) > 1 else ():
+            yield from _readable(cluster, [one])
 
 
-def _first_proof(
-    cluster: Cluster, c: Committable, places: Iterable[Wanted], end_s: float
-) -> TxnState | None:
-    for wanted in places:
-        state = _proof(cluster, c, wanted)
-        if state or cluster.clock.monotonic() > end_s:
-            return state
-    return None
-
-
-def _proven(
-    cluster: Cluster, cs: Iterable[Committable], patience_s: float
-) -> dict[Committable, TxnState]:
-    """How these ended, by their logs, where that is proven."""
-    left = {c: _wanted(c) for c in cs}
-    found: dict[Committable, TxnState] = {}
-    clock, pause_s = cluster.clock, 0.0
-    end_s = clock.monotonic() + patience_s
-    while any(left.values()):
-        clock.sleep(pause_s)
-        pause_s = _PAUSE_S
-        stable = _stable_ends(cluster, {w.topic for places in left.values() for w in places})
-        for c, places in left.items():
-            ready = [w for w in places if w.begin < stable.get((w.topic, w.partition), -1)]
-            left[c] = [w for w in places if w not in ready]
-            state = _first_proof(cluster, c, ready, end_s)
-            if state:
-                found[c], left[c] = state, []
-                end_s = clock.monotonic() + patience_s
-            elif clock.monotonic() > end_s:
-                return found
+def _look(cluster: Cluster, asked: Mapping[_Where, _Place]) -> dict[_Rows, TxnState | None]:
+    """How the rows at these offsets ended, as far as they can be read; None: they are not there."""
+    found = {}
+    for piece in _readable(cluster, [place.wanted for place in asked.values()]):
+        place = asked[piece.wanted.topic, piece.wanted.partition]
+        found[place.c, place.rows] = _judged(place.c, piece)
     return found
 
+# %% ../../nbs/kafka/09_aborted_rows.ipynb #9a000001
+def _proven(
+    cluster: Cluster, cs: Iterable[Committable], patience_s: Callable[[Iterable[_Place]], float]
+) -> dict[_Rows, TxnState | None]:
+    """How the rows in each partition ended, by the log; None: they are not there. What the log does
+    not show in time is left out. `patience_s`: how long the log may show nothing of what is left.
+    """
+    left = _places(cs)
+    found: dict[_Rows, TxnState | None] = {}
+    clock = cluster.clock
+    stable: dict[_Where, int] = {}
+    since_s = clock.monotonic()
+    while left and clock.monotonic() - since_s <= patience_s(p for ps in left.values() for p in ps):
+        asked = {w: places[0] for w, places in left.items() if places[0].at < stable.get(w, -1)}
+        if not asked:
+            clock.sleep(_PAUSE_S if stable else 0.0)
+            stable = _stable_ends(cluster, {topic for topic, _ in left})
+            continue
+        if new := _look(cluster, asked):
+            since_s = clock.monotonic()
+        found |= new
+        left = {w: _rest(places[w in asked :], found) for w, places in left.items()}
+        left = {w: places for w, places in left.items() if places}
+    return found
+
+
+def _rest(places: Sequence[_Place], found: Mapping[_Rows, TxnState | None]) -> list[_Place]:
+    """What is still to be asked for: not the last row, if the first one has proven the end."""
+    return [p for p in places if not found.get((p.c, p.rows))]
+
 # %% ../../nbs/kafka/09_aborted_rows.ipynb #c198d1951
-def _state(c: Committable, d: DescribedTransaction | None) -> TxnState | None:
-    return None if d and d.state == "PrepareEpochFence" else description(c, d).state
+_LOG = logging.getLogger("kafka2pc")
+_ENDED = (TxnState.COMMITTED, TxnState.ABORTED)
+
+
+def _told(c: Committable, d: DescribedTransaction | None) -> TxnState | None:
+    """What the coordinator says of its end."""
+    state = None if d and d.state == "PrepareEpochFence" else description(c, d).state
+    return state if state in _ENDED else None
+
+
+def _parts(
+    c: Committable, told: TxnState | None, proven: Mapping[_Rows, TxnState | None]
+) -> dict[Committable, TxnState | None]:
+    """The state of a transaction, or of each part of it. The log counts before the coordinator."""
+    by_log = {p: proven[c, p] for p in c.partitions if (c, p) in proven}
+    # other programs only abort, so the coordinator has committed what is committed anywhere
+    if TxnState.COMMITTED in by_log.values():
+        told = told or TxnState.COMMITTED
+    removed = TxnState.ABORTED if TxnState.ABORTED in by_log.values() else None
+    states = {p: by_log.get(p) or told or (removed if p in by_log else None) for p in c.partitions}
+    return parts_of(c, states) if states else {c: told}
+
+# %% ../../nbs/kafka/09_aborted_rows.ipynb #9a000002
+def _warn_of_unseen(
+    cs: Iterable[Committable],
+    told: Mapping[Committable, TxnState | None],
+    proven: Mapping[_Rows, TxnState | None],
+) -> None:
+    unseen = [
+        f"{p.topic}-{p.partition} from offset {p.first_offset} on"
+        for c in cs
+        for p in c.partitions
+        if told[c] is TxnState.COMMITTED and p.first_offset >= 0 and (c, p) not in proven
+    ]
+    if unseen:
+        _LOG.warning(
+            "committed, and not checked if another program has aborted rows in a partition, because"
+            " it cannot be read so far: %s",
+            list_some(unseen),
+        )
 
 
 def final_states(
     cluster: Cluster, cs: Sequence[Committable], patience_s: float = PATIENCE_S
-) -> list[TxnState | None]:
-    """For each of `cs`, in order: COMMITTED or ABORTED if that can never change; None if it is
-    open, or not proven within about `patience_s`. Raises `BrokerUnreachable`, `NotAuthorized`.
+) -> dict[Committable, TxnState | None]:
+    """See `KeepsAborted`: COMMITTED or ABORTED if that can never change; None if it is open, or not
+    proven within about `patience_s`. Raises `BrokerUnreachable`, `NotAuthorized`.
     """
     described = describe_transactions(cluster, [c.transactional_id for c in cs])
-    states = [_state(c, described.get(c.transactional_id)) for c in cs]
-    unknown = [c for c, state in zip(cs, states, strict=True) if state is None]
-    found = _proven(cluster, unknown, patience_s)
-    ended = (TxnState.COMMITTED, TxnState.ABORTED)
-    return [state if state in ended else found.get(c) for c, state in zip(cs, states, strict=True)]
+    told = {c: _told(c, described.get(c.transactional_id)) for c in cs}
+    all_told = lambda places: all(told[place.c] for place in places)
+    least_s = min(_TOLD_S, patience_s)
+    proven = _proven(cluster, cs, lambda left: least_s if all_told(left) else patience_s)
+    _warn_of_unseen(cs, told, proven)
+    found: dict[Committable, TxnState | None] = {}
+    for c in cs:
+        found |= _parts(c, told[c], proven)
+    return found
 
 # %% ../../nbs/kafka/09_aborted_rows.ipynb #c2a093a46
 _BEFORE_MS = 5_000  # the broker's clock may be behind that of the task
@@ -273,10 +339,12 @@ def copy_rows(
     """
     _check_gone(cluster, lost)
     owners = {(c.state.producer_id, c.state.epoch): c for c in lost}
+    places = {(c, p.topic, p.partition) for c in lost for p in c.partitions}
     found: Counter[tuple[Committable, str, int]] = Counter()
     for wanted, batch in _batches(cluster, _ranges(cluster, lost)):
         owner = owners.get((batch.producer_id, batch.epoch))
-        if owner is None:
+        # a transaction may be lost in some of its partitions only
+        if owner is None or (owner, wanted.topic, wanted.partition) not in places:
             continue
         found[owner, wanted.topic, wanted.partition] += batch.count
         # compaction has removed some: then the count is short

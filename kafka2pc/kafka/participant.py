@@ -83,11 +83,13 @@ class KafkaParticipant(KafkaWriter):
         found = describe_transactions(self.cluster, last) if last else {}
         return [t for t, c in last.items() if later_commit(c, found.get(t))]
 
-    def gone(self, cs: Sequence[Committable]) -> list[tuple[Gone, ...]]:
+    def gone(
+        self, cs: Sequence[Committable], *, open_there: bool = False
+    ) -> list[tuple[Gone, ...]]:
         """See `MayRemove`: `rows_gone`."""
-        return rows_gone(self.cluster, cs)
+        return rows_gone(self.cluster, cs, open_there=open_there)
 
-    def final(self, cs: Sequence[Committable]) -> list[TxnState | None]:
+    def final(self, cs: Sequence[Committable]) -> dict[Committable, TxnState | None]:
         """See `KeepsAborted`: `final_states`."""
         # here, because it needs numpy and pyarrow, see `new_transaction`
         from kafka2pc.kafka.aborted_rows import final_states

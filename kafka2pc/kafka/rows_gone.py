@@ -8,16 +8,19 @@ __all__ = ['rows_gone']
 # %% ../../nbs/kafka/07_rows_gone.ipynb #c68a6a23
 import logging
 from dataclasses import replace
+from itertools import chain
 from typing import Collection, Iterable, Iterator, Mapping, Sequence
 
 # %% ../../nbs/kafka/07_rows_gone.ipynb #cc0299f9
+from .open_there import LeaderSays, open_in, producers_requests
 from .wire import error_codes as codes
 from .wire.cluster import Cluster
-from .wire.connection import WireAnswer
-from .wire.offsets import EARLIEST, list_offsets, offset_rows, offsets_requests
+from .wire.connection import WireAnswer, WireRequest
+from .wire.offsets import EARLIEST, LATEST, offsets_requests, rows_in_order
 from kafka2pc.kafka.wire.topics import (
     is_other_topic,
     leaders_in,
+    may_read,
     topic_id_in,
     topic_rows,
     topic_settings,
@@ -73,41 +76,89 @@ def _allowed(rows: Iterable[WireAnswer]) -> list[WireAnswer]:
     return [row for row in rows if row.name not in hidden]
 
 
+def _questions(
+    cluster: Cluster, leaders: Mapping[_Where, int], open_there: bool
+) -> list[list[tuple[WireRequest, int]]]:
+    """Where each partition begins, and, with `open_there`, what is open in it: which transactions
+    where this user may READ the topic, else the last stable offset.
+    """
+    asked = leaders if open_there else {}
+    seen = {w: node for w, node in asked.items() if w[0] not in cluster.unreadable}
+    unseen = {w: node for w, node in asked.items() if w not in seen}
+    return [
+        offsets_requests(cluster, leaders, EARLIEST),
+        producers_requests(seen),
+        offsets_requests(cluster, unseen, LATEST, committed=True),
+    ]
+
+# %% ../../nbs/kafka/07_rows_gone.ipynb #7a000001
+def _note_rights(cluster: Cluster, rows: Iterable[WireAnswer]) -> None:
+    for row in rows:
+        if may_read(row) is False:
+            cluster.unreadable.add(row.name)
+        elif may_read(row):
+            cluster.unreadable.discard(row.name)
+
+
+def _says(
+    cluster: Cluster, found: Sequence[Mapping[_Where, WireAnswer]]
+) -> dict[_Where, LeaderSays]:
+    """What the leaders say, from the rows that answer `_questions`; without those that give an
+    error, or not all answers.
+    """
+    firsts, producers, ends = (
+        {w: row for w, row in rows.items() if not row.error_code} for rows in found
+    )
+    refused = codes.TOPIC_AUTHORIZATION_FAILED
+    cluster.unreadable |= {w[0] for w, row in found[1].items() if row.error_code == refused}
+    begins = {
+        w: {(p.producer_id, p.epoch): p.first_offset for p in open_in(w[0], row)}
+        for w, row in producers.items()
+    }
+    stable = {w: row.offset for w, row in ends.items()}
+    return {
+        w: LeaderSays(row.offset, begins.get(w), stable.get(w, -1)) for w, row in firsts.items()
+    }
+
+# %% ../../nbs/kafka/07_rows_gone.ipynb #7a000004
 def _ask_at_once(
-    cluster: Cluster, topics: Collection[str], places: Collection[_Where]
-) -> tuple[list[WireAnswer], dict[_Where, int]]:
-    """The Metadata rows of the topics, and the first offset of each partition that is led by the
-    same node as the last time: that node is asked at the same time.
+    cluster: Cluster, topics: Collection[str], places: Collection[_Where], open_there: bool
+) -> tuple[list[WireAnswer], dict[_Where, LeaderSays]]:
+    """The Metadata rows of the topics, and what the leader of each partition says that is led by
+    the same node as the last time: that node is asked at the same time.
     """
     known = {w: cluster.leaders[w] for w in sorted(places) if w in cluster.leaders}
     answers: list[WireAnswer] = []
+    questions = _questions(cluster, known, open_there)
     if known:
-        requests = offsets_requests(cluster, known, EARLIEST)
-        answers = cluster.ask_each([(topics_request(cluster, topics), None), *requests])
+        answers = cluster.ask_each([(topics_request(cluster, topics), None), *chain(*questions)])
     failed = not answers or isinstance(answers[0], Exception)
     rows = _allowed(topic_rows(cluster, topics) if failed else answers[0].topics)
+    _note_rights(cluster, rows)
     leaders = leaders_in(rows)
     cluster.leaders |= leaders
-    good = {w: row.offset for w, row in offset_rows(answers[1:]).items() if not row.error_code}
-    return rows, {w: offset for w, offset in good.items() if leaders.get(w) == known[w]}
+    says = _says(cluster, rows_in_order(answers[1:], questions))
+    return rows, {w: found for w, found in says.items() if leaders.get(w) == known[w]}
 
 # %% ../../nbs/kafka/07_rows_gone.ipynb #d3f5a757
-def _log_starts(
+def _leaders_say(
     cluster: Cluster,
     places: Collection[_Where],
     rows: Iterable[WireAnswer],
-    starts: Mapping[_Where, int],
-) -> dict[_Where, int]:
-    """The first offset of each partition, where its leader tells it in time. `rows`: from
-    Metadata; `starts`: those that are known.
+    says: Mapping[_Where, LeaderSays],
+    open_there: bool,
+) -> dict[_Where, LeaderSays]:
+    """What the leader of each partition says, where it answers in time. `rows`: from Metadata;
+    `says`: what is known.
     """
-    left, found = places - starts.keys(), dict(starts)
+    left, found = places - says.keys(), dict(says)
     clock = cluster.clock
     end = clock.monotonic() + cluster.timeout_ms / 1000
     while left and clock.monotonic() < end:
         leaders = {w: node for w, node in leaders_in(rows).items() if w in left and node >= 0}
-        answers = list_offsets(cluster, leaders, EARLIEST)
-        found |= {w: row.offset for w, row in answers.items() if not row.error_code}
+        questions = _questions(cluster, leaders, open_there)
+        answers = cluster.ask_each(list(chain(*questions)))
+        found |= _says(cluster, rows_in_order(answers, questions))
         left -= found.keys()
         if left:
             clock.sleep(_PAUSE_S)
@@ -139,39 +190,61 @@ def _why_removed(cluster: Cluster, topic: str) -> str:
         + (f" The topic keeps rows for {days:.4g} days (retention.ms)." if days > 0 else "")
     )
 
+# %% ../../nbs/kafka/07_rows_gone.ipynb #7a000006
+_ENDED = (
+    "It has ended in this partition, and its coordinator does not know it: another program has"
+    " ended it there (kafka-transactions.sh abort). A commit would leave these rows out."
+)
 
-def _gone(p: PartitionRange, last: int, why: str) -> Gone:
+
+def _gone(p: PartitionRange, last: int, why: str, *, ended: bool = False) -> Gone:
     return Gone(
-        topic=p.topic, partition=p.partition, first_offset=p.first_offset, last_offset=last, why=why
+        topic=p.topic,
+        partition=p.partition,
+        first_offset=p.first_offset,
+        last_offset=last,
+        why=why,
+        ended=ended,
     )
 
 
 def _gone_of(
-    c: Committable, others: Mapping[_Id, str], starts: Mapping[_Where, int]
+    c: Committable,
+    others: Mapping[_Id, str],
+    says: Mapping[_Where, LeaderSays],
+    open_there: bool,
 ) -> Iterator[Gone]:
-    """What is gone of one transaction."""
+    """What is gone of one transaction, or not open."""
     ids = dict(c.topic_ids)
     for p in c.partitions:
         other = others.get((p.topic, ids.get(p.topic, "")))
-        start = starts.get((p.topic, p.partition), -1)
+        leader = says.get((p.topic, p.partition))
         if other:
             yield _gone(p, p.last_offset, other)
-        elif 0 <= p.first_offset < start:
-            yield _gone(p, min(p.last_offset, start - 1), "")
+        elif leader is None:
+            continue
+        elif 0 <= p.first_offset < leader.first_offset:
+            yield _gone(p, min(p.last_offset, leader.first_offset - 1), "")
+        elif open_there and not leader.has_open(c, p):
+            yield _gone(p, p.last_offset, _ENDED, ended=True)
 
 # %% ../../nbs/kafka/07_rows_gone.ipynb #914fbbd3
-def rows_gone(cluster: Cluster, cs: Sequence[Committable]) -> list[tuple[Gone, ...]]:
-    """What the topics have no more of each transaction, in order. Raises `BrokerUnreachable` if no
-    broker answers.
+def rows_gone(
+    cluster: Cluster, cs: Sequence[Committable], *, open_there: bool = False
+) -> list[tuple[Gone, ...]]:
+    """What the topics have no more of each transaction, in order; with `open_there` also where it
+    is not open, see `MayRemove`. Raises `BrokerUnreachable` if no broker answers.
     """
-    places = {(p.topic, p.partition) for c in cs for p in c.partitions if p.first_offset >= 0}
+    known = [p for c in cs for p in c.partitions if open_there or p.first_offset >= 0]
+    places = {(p.topic, p.partition) for p in known}
     ids = {pair for c in cs for pair in c.topic_ids}
-    rows, starts = _ask_at_once(cluster, {topic for topic, _ in places | ids}, places)
+    rows, says = _ask_at_once(cluster, {topic for topic, _ in places | ids}, places, open_there)
     others = _other_topics(cluster, ids, rows)
     there = {row.name for row in rows if row.error_code != codes.UNKNOWN_TOPIC_OR_PARTITION}
     there -= {topic for topic, _ in others}
-    starts = _log_starts(cluster, {w for w in places if w[0] in there}, rows, starts)
-    found = [tuple(_gone_of(c, others, starts)) for c in cs]
+    left = {w for w in places if w[0] in there}
+    says = _leaders_say(cluster, left, rows, says, open_there)
+    found = [tuple(_gone_of(c, others, says, open_there)) for c in cs]
     removed = {g.topic for gone in found for g in gone if not g.why}
     why = {topic: _why_removed(cluster, topic) for topic in removed}
     return [tuple(replace(g, why=g.why or why[g.topic]) for g in gone) for gone in found]

@@ -63,7 +63,7 @@ from ..protocol.phases.gone import places_gone, removed_rows
 from ..protocol.phases.identity import check_identity, check_record
 from ..protocol.phases.reopen import may_reopen
 from ..protocol.phases.sweep import left_open, sweep_and_check
-from ..protocol.phases.verify import Judgement, judge
+from ..protocol.phases.verify import Judgement, aborted_parts, judge
 from ..protocol.policies import parallel, retry_unknown
 from ..protocol.states import TxnState
 from ..stores.holders import LockingStore
@@ -443,10 +443,10 @@ class RestoreStep:
     was committed before), `show` (a gate: its end shows the batch to readers); of one that was
     aborted after its decision: `salvage` (its rows are read back, and written in a new
     transaction), `reopen` (its batch is decided no more, and Spark's replay writes it again) or
-    `lost`; `lost` is also one of which rows are gone (`holds` says which). `batch_id`: of one that
-    is not decided, the newest batch that it can belong to. `records`: None: unknown. `left_ms`:
-    until it times out, for display only, because it compares the clock of a task or of a broker
-    with that of this machine; None also for one that is not open.
+    `lost`; `lost` is also one of which rows are gone (`holds` says which). `ended`: the
+    partitions in which another program has aborted it. `batch_id`: of one that is not decided,
+    the newest batch that it can belong to. `records`: None: unknown. `left_ms`: until it times
+    out, by two clocks, so only for display; None also for one that is not open.
     """
 
     do: str
@@ -456,6 +456,7 @@ class RestoreStep:
     left_ms: float | None = None
     records: int | None = None
     participant: str = "kafka"
+    ended: tuple[str, ...] = ()
 
 
 _DO: dict[TxnState | None, str] = {
@@ -469,15 +470,19 @@ def _left_ms(c: Committable) -> float | None:
     return None if c.timeout_ms is None else c.started_ms + c.timeout_ms - CLOCK.now_ms()
 
 
-def _step(c: Committable, batch_id: int, do: str, gone: Sequence[Gone] = ()) -> RestoreStep:
+def _step(
+    c: Committable, batch_id: int, do: str, gone: Sequence[Gone] = (), ended: Sequence[str] = ()
+) -> RestoreStep:
     """A step for a transaction of a decision."""
+    there = [f"another program has aborted it in {', '.join(ended)}"] if ended else []
     return RestoreStep(
         do=do,
         transactional_id=c.transactional_id,
         batch_id=batch_id,
-        holds="; ".join([describe_records(c), *places_gone(gone)]),
+        holds="; ".join([describe_records(c), *places_gone(gone), *there]),
         records=c.records,
         participant=c.participant,
+        ended=tuple(ended),
     )
 
 # %% ../../nbs/operations/04_repair.ipynb #4610e706
@@ -487,8 +492,8 @@ def _fates(
     ended: Mapping[Committable, TxnState | None],
     removed: Container[Committable],
 ) -> dict[Committable, str]:
-    """What is done with those that are neither open nor committed. None: their store has forgotten
-    them; of a finished batch it has lost nothing.
+    """What is done with those that are neither open nor committed, or not in all partitions. None:
+    their store has forgotten them; of a finished batch it has lost nothing.
     """
     fates: dict[Committable, str] = {}
     if None in ended.values() and _is_over(driver, decision):
@@ -496,7 +501,7 @@ def _fates(
     left = [c for c in ended if c not in fates]
     judged = judge(driver, decision) if left else None
     states = judged.states if judged else {}  # behind a later batch nothing is written again
-    aborted = [c for c in left if states.get(c) is TxnState.ABORTED]
+    aborted = [c for c in left if TxnState.ABORTED in (ended[c], states.get(c))]
     way_out = _way_out(driver, judged, removed, aborted) if judged else "lost"
     for c in left:
         committed = states.get(c) is TxnState.COMMITTED
@@ -515,20 +520,46 @@ def _way_out(
         return "salvage"
     return "reopen" if may_reopen(driver, judged) else "lost"
 
+# %% ../../nbs/operations/04_repair.ipynb #04000002
+def _ended_there(
+    driver: Driver,
+    states: Mapping[Committable, TxnState | None],
+    found: Mapping[Committable, Sequence[Gone]],
+) -> dict[Committable, list[str]]:
+    """The partitions in which a transaction was aborted, although its store reports it as open or
+    as committed. `found`: see `removed_rows`.
+    """
+    there = {
+        c: [f"{g.topic}-{g.partition}" for g in found.get(c, ()) if g.ended]
+        for c, state in states.items()
+        if _DO.get(state) == "commit"
+    }
+    committed = [c for c, state in states.items() if state is TxnState.COMMITTED]
+    parts = aborted_parts(driver, committed)
+    for c in committed:
+        own = [part for part in parts if part.transactional_id == c.transactional_id]
+        there[c] = [f"{p.topic}-{p.partition}" for part in own for p in part.partitions]
+    return {c: places for c, places in there.items() if places}
+
 # %% ../../nbs/operations/04_repair.ipynb #6298f253
 def _steps_of(driver: Driver, decision: Decision) -> list[RestoreStep]:
     """What is left to do for each transaction of a decision, in the stores of the driver."""
     cs = [c for c in decision.committables if c.participant in driver.participants]
-    removed = removed_rows(driver, cs)
+    found = removed_rows(driver, cs, open_there=True)
+    there = {c: [g for g in gone if not g.ended] for c, gone in found.items()}
+    removed = {c: gone for c, gone in there.items() if gone}
     # rule 7: asked after the rows, because what is committed may go like any rows
     states = {c: s.state for c, s in zip(cs, describe_all(driver, cs), strict=True)}
+    ended = _ended_there(driver, states, found)
+    states |= dict.fromkeys(ended, TxnState.ABORTED)
     do = {c: _DO[state] for c, state in states.items() if state in _DO}
     if driver.policy.lost_transactions != "skip":
         do |= {c: "lost" for c in removed if do.get(c) == "commit"}
     do |= _fates(driver, decision, {c: states[c] for c in cs if c not in do}, removed)
     left = {c: _left_ms(c) for c, state in states.items() if state is TxnState.PRECOMMITTED}
-    gone = {c: found for c, found in removed.items() if do[c] in ("lost", "reopen")}
-    steps = {c: _step(c, decision.slot.batch_id, do[c], gone.get(c, ())) for c in cs}
+    gone = {c: places for c, places in removed.items() if do[c] in ("lost", "reopen")}
+    batch_id = decision.slot.batch_id
+    steps = {c: _step(c, batch_id, do[c], gone.get(c, ()), ended.get(c, ())) for c in cs}
     return [replace(step, left_ms=left.get(c)) for c, step in steps.items()]
 
 

@@ -179,11 +179,11 @@ class MemoryParticipant(_Writable):
         epochs = {tid: c.state.epoch if c else -1 for tid, c in last.items()}
         return sorted({tid for tid, n in committed if tid in epochs and n > epochs[tid]})
 
-    def final(self, cs: Sequence[Committable]) -> list[TxnState | None]:
+    def final(self, cs: Sequence[Committable]) -> dict[Committable, TxnState | None]:
         """See `KeepsAborted`."""
         ended = (TxnState.COMMITTED, TxnState.ABORTED)
-        states = [d.state for d in self.describe(cs)]
-        return [state if state in ended else None for state in states]
+        states = {c: d.state for c, d in zip(cs, self.describe(cs), strict=True)}
+        return {c: state if state in ended else None for c, state in states.items()}
 
     def write_again(self, lost: Sequence[Committable], plan: Plan) -> Committable:
         """See `KeepsAborted`."""

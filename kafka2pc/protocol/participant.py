@@ -4,18 +4,18 @@
 
 # %% auto #0
 __all__ = ['Transaction', 'Outcome', 'Description', 'Participant', 'EndsMany', 'MayHide', 'Recalls', 'Gone', 'MayRemove',
-           'RowsMissing', 'KeepsAborted', 'Unended', 'OpensGate', 'StoreIdentity', 'KeepsId', 'Identified',
+           'parts_of', 'RowsMissing', 'KeepsAborted', 'Unended', 'OpensGate', 'StoreIdentity', 'KeepsId', 'Identified',
            'store_identity', 'OpenBeside', 'Shared', 'ChecksColumns', 'list_some', 'Brief', 'briefly',
            'TransactionBase']
 
 # %% ../../nbs/protocol/04_participant.ipynb #c002
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Iterable, Mapping, NamedTuple, Protocol, Self, Sequence, runtime_checkable
 
 # %% ../../nbs/protocol/04_participant.ipynb #c003
-from .messages import Committable, Plan
+from .messages import Committable, PartitionRange, Plan
 from .states import TxnState, step
 
 # %% ../../nbs/protocol/04_participant.ipynb #5bf1fc83
@@ -110,25 +110,46 @@ class Recalls(Protocol):
 # %% ../../nbs/protocol/04_participant.ipynb #daa1f64c
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gone:
-    """Offsets of a pre-committed transaction that its store has no more. `why`: a sentence."""
+    """Offsets of a pre-committed transaction that its store has no more. `why`: a sentence.
+    `ended`: the rows are there, and the transaction is not open there any more.
+    """
 
     topic: str
     partition: int
     first_offset: int
     last_offset: int
     why: str
+    ended: bool = False
 
 
 @runtime_checkable
 class MayRemove(Protocol):
     """What a participant also has if its store may remove rows of an open transaction. `gone`: for
     each of `cs`, in order, what is not there any more. It proves a loss only if the transaction is
-    open afterwards: committed rows may go. An unclear answer is logged, and not in it.
+    open afterwards: committed rows may go. With `open_there` also the places in which the rows are,
+    and the transaction is not open: another program may end it there, and its coordinator does not
+    notice. An unclear answer is logged, and not in it.
     """
 
-    def gone(self, cs: Sequence[Committable]) -> list[tuple[Gone, ...]]: ...
+    def gone(
+        self, cs: Sequence[Committable], *, open_there: bool = False
+    ) -> list[tuple[Gone, ...]]: ...
 
+# %% ../../nbs/protocol/04_participant.ipynb #04100001
+def parts_of(
+    c: Committable, states: Mapping[PartitionRange, TxnState | None]
+) -> dict[Committable, TxnState | None]:
+    """A transaction with its state, or its parts, if its partitions have different ones. `states`:
+    of one partition at least.
+    """
+    groups: dict[TxnState | None, list[PartitionRange]] = {}
+    for p, state in states.items():
+        groups.setdefault(state, []).append(p)
+    if len(groups) < 2:
+        return {c: next(iter(groups))}
+    return {replace(c, partitions=tuple(ps)): state for state, ps in groups.items()}
 
+# %% ../../nbs/protocol/04_participant.ipynb #04100004
 class RowsMissing(Exception):
     """Rows of aborted transactions that their store does not have any more. `gone`: their places,
     by Committable.
@@ -142,13 +163,14 @@ class RowsMissing(Exception):
 @runtime_checkable
 class KeepsAborted(Protocol):
     """What a participant also has if its store keeps the rows of an aborted transaction for a
-    while. `final`: for each of `cs`, in order, COMMITTED or ABORTED if that can never change any
-    more; None: not proven. `write_again`: the rows of `lost`, which are aborted, in a new
-    transaction of `plan`, pre-committed. Raises `RowsMissing`, and leaves nothing open, if not each
-    of the rows is there.
+    while. `final`: for each of `cs`, COMMITTED or ABORTED if that can never change any more; None:
+    not proven. One that ended in its partitions in different ways (another program has ended it in
+    one of them) is there in parts: a Committable with these partitions for each. `write_again`: the
+    rows of `lost`, which are aborted, in a new transaction of `plan`, pre-committed. Raises
+    `RowsMissing`, and leaves nothing open, if not each of the rows is there.
     """
 
-    def final(self, cs: Sequence[Committable]) -> list[TxnState | None]: ...
+    def final(self, cs: Sequence[Committable]) -> dict[Committable, TxnState | None]: ...
     def write_again(self, lost: Sequence[Committable], plan: Plan) -> Committable: ...
 
 # %% ../../nbs/protocol/04_participant.ipynb #08257baf

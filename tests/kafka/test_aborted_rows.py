@@ -262,7 +262,7 @@ def test_a_transaction_that_is_being_fenced_may_still_be_committed(monkeypatch, 
     [d] = described.values()
     fenced = {d.transactional_id: replace(d, state="PrepareEpochFence", epoch=d.epoch + 1)}
     monkeypatch.setattr(aborted_rows, "describe_transactions", lambda cluster, ids: fenced)
-    assert final_states(writer.cluster, [c], patience_s=0) == [None]
+    assert final_states(writer.cluster, [c], patience_s=0) == {c: None}
 
 
 def forgotten(c):
@@ -289,4 +289,5 @@ def test_the_end_of_a_forgotten_transaction_is_in_the_log(new_writer):
     asked = [*known, *map(forgotten, [*known, wrong])]
     expected = [TxnState.COMMITTED, TxnState.ABORTED]
     found = final_states(writer.cluster, asked, patience_s=0.3)
-    assert found == [*expected, TxnState.COMMITTED, None, *expected, None, None, None]
+    states = [*expected, TxnState.COMMITTED, None, *expected, None, None, None]
+    assert found == dict(zip(asked, states, strict=True))

@@ -770,12 +770,12 @@ def test_without_the_right_to_read_no_abort_is_proven_and_nothing_is_written_aga
         lost = txn.precommit()
     store.abort(lost)
     forgotten = replace(lost, transactional_id="own-forgotten")
-    assert store.final([forgotten]) == [None]
+    assert store.final([forgotten]) == {forgotten: None}
     with pytest.raises(NotAuthorized, match="topic kept: 29 (.|\n)*Grant READ"):
         store.write_again([lost], plan)
     assert store.in_doubt(plan.query_id) == []
     grant(TOPIC, "kept", LITERAL, READ)
-    soon(lambda: store.final([forgotten]), [TxnState.ABORTED])
+    soon(lambda: store.final([forgotten]), {forgotten: TxnState.ABORTED})
     store.abort(store.write_again([lost], plan))
     store.close()
 

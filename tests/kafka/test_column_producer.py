@@ -535,7 +535,7 @@ def test_older_and_newer_brokers(version, protocol, two_phase):
         ends = [state for state, _ in (committed, aborted, again)]
         assert ends == ["CompleteCommit", "CompleteAbort", "CompleteCommit"]
         found = store.final([c for _, c in (committed, aborted, again)])
-        assert [state.value for state in found] == ["committed", "aborted", "committed"]
+        assert [s.value for s in found.values()] == ["committed", "aborted", "committed"]
         assert sorted(r.value.decode() for r in read_topic(kafka.client_conf, "t")) == sorted(
             f"{word} {n}" for n in range(3000) for word in ("kept", "lost")
         )

@@ -6,20 +6,17 @@ import logging
 import time
 import uuid
 from collections import Counter
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
-from confluent_kafka import Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Producer
 from hurried import Hurried
+from one_task_query import ROWS, Query, new_query  # noqa: F401  (the fixture)
 
 from kafka2pc.kafka import rows_gone
-from kafka2pc.kafka.cluster_check import check
-from kafka2pc.kafka.participant import KafkaParticipant
-from kafka2pc.kafka.read.whole_topic import read_topic
 from kafka2pc.kafka.wire.cluster import Cluster
 from kafka2pc.kafka.wire.error_codes import (
     TOPIC_AUTHORIZATION_FAILED,
@@ -29,98 +26,14 @@ from kafka2pc.kafka.wire.topics import topic_rows
 from kafka2pc.local.broker import LocalKafka
 from kafka2pc.proof.child_process import until
 from kafka2pc.protocol.clock import CLOCK
-from kafka2pc.protocol.driver import Driver
 from kafka2pc.protocol.errors import LostTransaction, Refused
-from kafka2pc.protocol.log.slots import MemoryLog
 from kafka2pc.protocol.messages import Mode
 from kafka2pc.protocol.phases.commit import commit
-from kafka2pc.protocol.phases.decide import decide
 from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.protocol.phases.restore import restore
-from kafka2pc.protocol.policies import retry_unknown
 
 pytestmark = [pytest.mark.kafka, pytest.mark.never_unsteady]
-ROWS = list("abcdef")
 ENGINES = pytest.mark.parametrize("engine", ["columnar", "rows"])
-
-
-class Query:
-    """A query of one task that writes `ROWS` to a new topic; each start of it is a new driver.
-    `config`: of the topic.
-    """
-
-    columns = {}  # beside the value
-
-    def __init__(self, kafka, engine="columnar", by_column=False, **config):
-        self.kafka = kafka
-        self.engine = engine
-        self.topic = f"gone-{uuid.uuid4().hex[:8]}"
-        self.by_column = by_column
-        self.id, self.log = str(uuid.uuid4()), MemoryLog()
-        self.admin = AdminClient(kafka.client_conf)
-        kafka.create_topic(self.topic, config=config)
-        facts = asdict(check(kafka.client_conf, topics=[self.topic], prefix=self.topic))
-        place = None if by_column else self.topic
-        self.store = KafkaParticipant(
-            kafka.client_conf, topic=place, engine=engine, prefix=self.topic, **facts
-        )
-
-    def start(self, **policy):
-        driver = Driver(query_id=self.id, log=self.log, participants={"kafka": self.store})
-        return driver.within(retry=retry_unknown, **policy)
-
-    def task(self, plan, rows=ROWS):
-        columns = {"value": rows} | self.columns
-        if self.by_column:
-            columns["topic"] = [self.topic] * len(rows)
-        return precommit([self.store], plan, [pa.RecordBatch.from_pydict(columns)])
-
-    def precommitted(self):
-        """A driver, and the message of its task."""
-        driver = self.start()
-        return driver, self.task(restore(driver, 0))
-
-    def decided(self):
-        """The driver has decided, and died."""
-        driver, message = self.precommitted()
-        return decide(driver, message.plan, [message])
-
-    def run(self):
-        """A start that replays the batch and commits it."""
-        driver = self.start()
-        plan = restore(driver, 0)
-        commit(driver, [self.task(plan)], 0)
-        return plan.mode
-
-    def remove(self, before):
-        for done in self.admin.delete_records([TopicPartition(self.topic, 0, before)]).values():
-            done.result(30)
-
-    def recreate(self):
-        self.admin.delete_topics([self.topic])[self.topic].result(30)
-        with Cluster(self.kafka.client_conf) as cluster:
-            gone = lambda: not topic_rows(cluster, [self.topic])[0].partitions
-            until(gone, "the topic is gone", 30)
-        self.kafka.create_topic(self.topic)
-
-    def seen(self):
-        # from its first record, wherever that is
-        return [r.value.decode() for r in read_topic(self.kafka.client_conf, self.topic)]
-
-
-@pytest.fixture
-def new_query(kafka):
-    made = []
-
-    def make(**options):
-        made.append(Query(kafka, **options))
-        return made[-1]
-
-    yield make
-    for query in made:  # no transaction stays open on the shared broker
-        for c in query.store.in_doubt(query.id):
-            query.store.abort(c)
-        query.store.close()
 
 
 def finish(query, **policy):
@@ -304,8 +217,9 @@ def test_a_partition_whose_leader_does_not_answer_is_logged_and_not_judged(
     query = new_query()
     _, message = query.precommitted()
     query.remove(4)
-    monkeypatch.setattr(rows_gone, "list_offsets", lambda *asked: {})
-    cluster = SimpleNamespace(timeout_ms=300, leaders={}, clock=CLOCK)
+    cluster = SimpleNamespace(
+        timeout_ms=300, leaders={}, unreadable=set(), clock=CLOCK, ask_each=lambda requests: []
+    )
     monkeypatch.setattr(
         rows_gone, "topic_rows", lambda _, names: topic_rows(query.store.cluster, names)
     )
@@ -323,8 +237,9 @@ def test_a_former_leader_does_not_count(monkeypatch, new_query):
     query.remove(4)
     place = query.topic, 0
     query.store.cluster.leaders[place] = 99
-    all_is_there = lambda answers: {place: SimpleNamespace(error_code=0, offset=0)}
-    monkeypatch.setattr(rows_gone, "offset_rows", all_is_there)
+    all_is_there = {place: SimpleNamespace(error_code=0, offset=0)}
+    answers, real = iter([[all_is_there, {}, {}]]), rows_gone.rows_in_order
+    monkeypatch.setattr(rows_gone, "rows_in_order", lambda *q: next(answers, None) or real(*q))
     assert query.store.gone(message.committables) != [()]
     assert query.store.cluster.leaders[place] != 99
 

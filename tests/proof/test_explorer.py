@@ -85,6 +85,7 @@ STATES = {
     "a repair is aborted": 500,
     "aborted rows vanish": 1_500,
     "a database keeps its part": 2_000,
+    "another program aborts in a partition": 10_000,
     "an id is forgotten": 3_000,
     "an operator salvages": 1_700,
     "commits/N is written by hand, a timeout": 70_000,
@@ -256,6 +257,7 @@ def test_every_rule_of_the_protocol_can_be_left_out():
     assert {rule.of for rule in RULES.values()} == {
         *map(str, range(1, 12)),
         "13",
+        "16",
         "overlap",
         "log",
         "repair",

@@ -348,9 +348,9 @@ class Keeping(MemoryParticipant):
         return [Description(None) if f else d for f, d in zip(forgotten, known, strict=True)]
 
     def final(self, cs):
-        return [self.txns[c.transactional_id, c.state.epoch].state for c in cs]
+        return {c: self.txns[c.transactional_id, c.state.epoch].state for c in cs}
 
-    def gone(self, cs):
+    def gone(self, cs, *, open_there=False):
         return [() if self.receipt(*key(c)).records == c.records else (a_gap(c),) for c in cs]
 
 

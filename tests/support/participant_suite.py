@@ -130,20 +130,20 @@ def what_is_aborted_for_ever_is_written_again_once(at):
         return
     plan = a_plan()
     lost, kept = precommit_rows(at, plan, "a", "b"), precommit_rows(at, plan, "c")
-    assert at.store.final([lost, kept]) == [None, None], "both are open"
+    assert at.store.final([lost, kept]) == {lost: None, kept: None}, "both are open"
     ask(at.store.abort, lost)
-    assert at.store.final([lost, kept]) == [TxnState.ABORTED, None]
+    assert at.store.final([lost, kept]) == {lost: TxnState.ABORTED, kept: None}
     assert ask(at.store.commit, lost) is REFUSED
     again = at.store.write_again([lost], replace(plan, attempt=3, token=new_token(0, 3)))
     assert (again.records, at.seen()) == (2, [])
     ask(at.store.commit, kept)
     ask(at.store.commit, again)
     assert at.seen() == ["a", "b", "c"]
-    assert at.store.final([lost, kept, again]) == [
-        TxnState.ABORTED,
-        TxnState.COMMITTED,
-        TxnState.COMMITTED,
-    ]
+    assert at.store.final([lost, kept, again]) == {
+        lost: TxnState.ABORTED,
+        kept: TxnState.COMMITTED,
+        again: TxnState.COMMITTED,
+    }
 
 
 @required

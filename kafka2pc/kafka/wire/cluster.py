@@ -80,7 +80,8 @@ class Cluster(Connection):
     each one until an answer, or its absence, says that it may have changed. For many threads at
     once; make a new one after a fork. `batch_bytes`: by topic, the largest batch that is worth
     sending, after a larger one was refused. `leaders`: the node that led a (topic, partition) when
-    the brokers were last asked. Arguments and errors are those of `Connection`.
+    the brokers were last asked, `unreadable`: the topics that this user may not READ. Arguments and
+    errors are those of `Connection`.
     """
 
     def __init__(self, conf: Mapping, *, clock: Clock = CLOCK, **waits: int) -> None:
@@ -88,6 +89,7 @@ class Cluster(Connection):
         self.brokers_are_new = False  # none of them is too old: see `check_brokers`
         self.batch_bytes: dict[str, int] = {}
         self.leaders: dict[tuple[str, int], int] = {}
+        self.unreadable: set[str] = set()
         self._coordinator_of = {}
 
     def briefly(self, timeout_ms: int) -> Self:

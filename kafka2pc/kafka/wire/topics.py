@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['NEW_TOPIC_S', 'topics_request', 'all_topics_request', 'list_topics', 'topic_rows', 'topic_id_in', 'is_other_topic',
-           'topic_id_of', 'TopicInfo', 'describe_topics', 'find_leaders', 'leaders_in', 'topic_settings',
+           'topic_id_of', 'TopicInfo', 'may_read', 'describe_topics', 'find_leaders', 'leaders_in', 'topic_settings',
            'cleanup_policies', 'topic_setting', 'topic_max_message_bytes', 'broker_setting', 'ask_to_create',
            'create_topic', 'find_or_create_topics', 'await_topics']
 
@@ -72,21 +72,30 @@ def topic_id_of(connection: Connection, topic: str) -> str:
     return "".join(topic_id_in(row) for row in topic_rows(connection, [topic]))
 
 # %% ../../../nbs/kafka/wire/09_topics.ipynb #ba3f2b37
-# the ACL operation WRITE, as a number of the wire
+# ACL operations, as numbers of the wire
+_READ = 3
 _WRITE = 4
 
 
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
-    """A topic: how many partitions it has, and whether this user may write there (None: the broker
-    does not say). `topic_id` (KIP-516) changes when the topic is deleted and created again; empty:
-    the broker has none. `copies`: the fewest that a partition has, 0 if this is not known.
+    """A topic: how many partitions it has, and whether this user may write and read there (None:
+    the broker does not say). `topic_id` (KIP-516) changes when the topic is deleted and created
+    again; empty: the broker has none. `copies`: the fewest that a partition has, 0 if this is not
+    known.
     """
 
     partitions: int
     may_write: bool | None
     topic_id: str = field(default="", compare=False, repr=False)
     copies: int = field(default=0, compare=False, repr=False)
+    may_read: bool | None = field(default=None, compare=False, repr=False)
+
+
+def may_read(row: WireAnswer) -> bool | None:
+    """Does a Metadata row say that this user may READ the topic? None: it says nothing."""
+    allowed = row.authorized_operations
+    return None if allowed is None else _READ in allowed
 
 
 def _topic_info(row: WireAnswer) -> TopicInfo:
@@ -95,7 +104,7 @@ def _topic_info(row: WireAnswer) -> TopicInfo:
     allowed = row.authorized_operations
     may_write = None if allowed is None else _WRITE in allowed
     copies = min((len(p.replica_nodes) for p in row.partitions), default=0)
-    return TopicInfo(len(row.partitions), may_write, topic_id_in(row), copies)
+    return TopicInfo(len(row.partitions), may_write, topic_id_in(row), copies, may_read(row))
 
 
 def describe_topics(connection: Connection, names: Iterable[str]) -> dict[str, TopicInfo]:

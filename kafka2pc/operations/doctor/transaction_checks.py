@@ -547,6 +547,24 @@ def _hidden(exam: Examination, query: Query, gates: list[RestoreStep]) -> Findin
         items=((s.transactional_id, spell_left(s.left_ms)) for s in gates),
     )
 
+# %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #04d00001
+FINDINGS.update(
+    {
+        "aborted-in-partition": (
+            "danger",
+            (
+                "Another program has ended it where its rows are (kafka-transactions.sh abort), and"
+                " not at its coordinator, which says that it is open, or committed."
+            ),
+            "Not yet: the rows can be written again.",
+            (
+                "Restart the query, or restore it from here. Either reads the rows back and writes"
+                " them again. And find who does that: kafka2pc ends its transactions itself."
+            ),
+        ),
+    }
+)
+
 # %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #637821e7
 FINDINGS.update(
     {
@@ -647,10 +665,12 @@ def _aborted(exam: Examination, query: Query, steps: list[RestoreStep], replayed
     topics = sorted({p.topic for c in cs if c.participant == "kafka" for p in c.partitions})
     from_topic = steps[0].do == "salvage"
     hidden = unreadable(exam.survey, topics) if from_topic else []
+    places = sorted({place for s in steps for place in s.ended})
+    there = f" in {list_some(places)}, and their coordinator does not know it" if places else ""
     return finding(
-        "decided-and-aborted",
+        "aborted-in-partition" if places else "decided-and-aborted",
         f"batch {steps[0].batch_id} of query {query.query_id} is decided, and {len(steps)} of its"
-        f" transactions were aborted afterwards{_late_records(query, steps)}",
+        f" transactions were aborted afterwards{there}{_late_records(query, steps)}",
         *(acl_line(exam, "Read", f"--topic {shlex.quote(topic)}") for topic in hidden),
         *restore_lines(exam, query),
         items=((s.transactional_id, s.holds) for s in steps),

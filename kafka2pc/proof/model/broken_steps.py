@@ -9,25 +9,25 @@ __all__ = ['any_aborted', 'write_in_background', 'precommit_unflushed', 'begin_a
            'plan_and_sweep_when_drained', 'plan_any_rows', 'decide_any_rows', 'remember_always', 'plan_nothing',
            'plan_sweep_first', 'plan_without_claim', 'sweep_nothing', 'sweep_no_losers', 'sweep_all_but_mine',
            'sweep_as_many_slots_as_mine', 'sweep_by_init', 'report_nothing', 'believe_the_newest_record',
-           'own_prefix_only', 'nothing_later', 'check_no_rows', 'nothing_gone', 'gone_unasked', 'gone_after_the_state',
-           'take_unknown_as_done', 'Blind', 'finish_unasked', 'claim_existing', 'claim_beside', 'claim_by_reading',
-           'decide_in_first_free_slot', 'never_later', 'no_commit', 'BlindOnce', 'finish_existing', 'later_record',
-           'any_commit', 'all_commits', 'name_without_token', 'name_by_slot', 'name_by_try', 'name_without_parity',
-           'begin_resending', 'begin_without_init', 'forget_retired', 'finish_nothing', 'knows_token_always',
-           'pass_over_in_silence', 'note_in_the_chain', 'sweep_once', 'sweep_drained_at_once', 'sweep_drained_never',
-           'repair_nothing', 'skip_unclear', 'uncommitted_is_aborted', 'refused_is_uncommitted', 'refused_is_aborted',
-           'final_unasked', 'win_further', 'salvage_unrecorded', 'commit_unrepaired', 'claim_no_repair',
-           'never_repaired', 'claim_by_lost', 'write_what_is_there', 'check_no_later_batch', 'repaired_anyhow',
-           'may_reopen_unasked', 'old_claims_of_all', 'open_no_gate', 'decide_behind_a_late_gate', 'open_always',
-           'begin_gate_resending', 'check_rows_only', 'decide_without_gate', 'commit_after_the_gate',
-           'mend_after_the_gate', 'await_nothing', 'nothing_ending', 'no_strays', 'no_strays_of_others',
-           'strays_of_one_batch', 'end_gates_asked_first', 'whole_unasked', 'end_no_gate', 'end_hopefully',
-           'no_gates_left', 'spare_rows_only', 'end_nothing_unused', 'never_fallen', 'sweep_both_parities',
-           'topic_log_of_all', 'topic_log_of_the_newest', 'claim_unchecked', 'miss_nobody', 'believe_the_place',
-           'believe_the_key', 'written_asked_last', 'named_all', 'finish_what_is_open', 'finish_by_name',
-           'unfinished_anyhow', 'never_gone_on', 'finish_and_repair', 'finish_and_sweep', 'finish_and_end_gate',
-           'abort_nothing', 'finish_later', 'strays_of_all_claims', 'abort_without_gate', 'spare_nothing',
-           'token_without_random', 'precommit_always']
+           'own_prefix_only', 'nothing_later', 'check_no_rows', 'believe_the_store', 'whole_if_a_part', 'nothing_gone',
+           'gone_unasked', 'gone_after_the_state', 'take_unknown_as_done', 'Blind', 'finish_unasked', 'claim_existing',
+           'claim_beside', 'claim_by_reading', 'decide_in_first_free_slot', 'never_later', 'no_commit', 'BlindOnce',
+           'finish_existing', 'later_record', 'any_commit', 'all_commits', 'name_without_token', 'name_by_slot',
+           'name_by_try', 'name_without_parity', 'begin_resending', 'begin_without_init', 'forget_retired',
+           'finish_nothing', 'knows_token_always', 'pass_over_in_silence', 'note_in_the_chain', 'sweep_once',
+           'sweep_drained_at_once', 'sweep_drained_never', 'repair_nothing', 'skip_unclear', 'uncommitted_is_aborted',
+           'refused_is_uncommitted', 'refused_is_aborted', 'final_unasked', 'win_further', 'salvage_unrecorded',
+           'commit_unrepaired', 'claim_no_repair', 'never_repaired', 'claim_by_lost', 'write_what_is_there',
+           'check_no_later_batch', 'repaired_anyhow', 'may_reopen_unasked', 'old_claims_of_all', 'open_no_gate',
+           'decide_behind_a_late_gate', 'open_always', 'begin_gate_resending', 'check_rows_only', 'decide_without_gate',
+           'commit_after_the_gate', 'mend_after_the_gate', 'await_nothing', 'nothing_ending', 'no_strays',
+           'no_strays_of_others', 'strays_of_one_batch', 'end_gates_asked_first', 'whole_unasked', 'end_no_gate',
+           'end_hopefully', 'no_gates_left', 'spare_rows_only', 'end_nothing_unused', 'never_fallen',
+           'sweep_both_parities', 'topic_log_of_all', 'topic_log_of_the_newest', 'claim_unchecked', 'miss_nobody',
+           'believe_the_place', 'believe_the_key', 'written_asked_last', 'named_all', 'finish_what_is_open',
+           'finish_by_name', 'unfinished_anyhow', 'never_gone_on', 'finish_and_repair', 'finish_and_sweep',
+           'finish_and_end_gate', 'abort_nothing', 'finish_later', 'strays_of_all_claims', 'abort_without_gate',
+           'spare_nothing', 'token_without_random', 'precommit_always']
 
 # %% ../../../nbs/proof/model/08_broken_steps.ipynb #c002
 import itertools
@@ -64,7 +64,7 @@ from ...protocol.phases.precommit import precommit
 from ...protocol.phases.requests import send, send_all
 from ...protocol.phases.restore import restore
 from ...protocol.phases.sweep import abort_left, sweep
-from ...protocol.phases.verify import Judgement
+from ...protocol.phases.verify import Judgement, final_states
 from ...protocol.states import TxnState
 
 # %% ../../../nbs/proof/model/08_broken_steps.ipynb #c006
@@ -321,6 +321,18 @@ def nothing_later(driver: Driver, listing: Listing, run: Any, known: Any) -> lis
 def check_no_rows(driver: Driver, messages: Sequence[CommitMessage]) -> None:
     """The driver does not ask if rows are there."""
 
+# %% ../../../nbs/proof/model/08_broken_steps.ipynb #08b00001
+def believe_the_store(driver: Driver, cs: Sequence[Committable]) -> list[Committable]:
+    """A start believes the store that all of a batch is committed."""
+    return []
+
+
+def whole_if_a_part(driver: Driver, cs: Sequence[Committable]) -> dict:
+    """What is aborted in one partition counts as aborted in all."""
+    parts = final_states(driver, cs)
+    ids = {c.transactional_id for c, state in parts.items() if state is TxnState.ABORTED}
+    return parts | {c: TxnState.ABORTED for c in cs if c.transactional_id in ids}
+
 
 def nothing_gone(driver: Driver, cs: Sequence[Committable]) -> dict:
     """A late finish does not ask if rows are there."""
@@ -475,7 +487,7 @@ def forget_retired(world: World, worker: Worker) -> tuple:
     return ()
 
 # %% ../../../nbs/proof/model/08_broken_steps.ipynb #c060
-def finish_nothing(driver: Driver, batch_id: int, listing: Listing) -> None:
+def finish_nothing(driver: Driver, batch_id: int, listing: Listing, *, in_line: bool) -> None:
     """No look at the batch before."""
 
 
@@ -537,7 +549,7 @@ def refused_is_aborted(driver: Driver, cs: Sequence[Committable]) -> dict:
 
 def final_unasked(driver: Driver, cs: Sequence[Committable]) -> dict:
     """The topic is not asked about ids that Kafka has forgotten."""
-    return {}
+    return dict.fromkeys(cs)
 
 
 any_aborted = property(lambda judged: TxnState.ABORTED in judged.states.values())

@@ -38,7 +38,7 @@ def _calm(config: Config, more: int) -> Config:
     came later, and what is final. A write under a key is one batch.
     """
     no_faults: dict[str, Any] = dict.fromkeys(FAULTS, 0)
-    asked = ("remove", "backup", "timeout", "expire")
+    asked = ("remove", "hand", "backup", "timeout", "expire")
     no_faults |= {fault: getattr(config, fault) for fault in asked}
     batches = config.batches + (0 if config.copied == "one key" else more)
     return replace(config, drivers=1, batches=batches, **no_faults)
@@ -302,6 +302,7 @@ SMALL = {
     "a database keeps its part": Config(
         drivers=1, slots=(2,), database=True, timeout=1, late_end=1
     ),
+    "another program aborts in a partition": Config(batches=1, rows_per_task=2, hand=1, crash=1),
 }
 
 # %% ../../../nbs/proof/model/07_explorer.ipynb #f931bb7a

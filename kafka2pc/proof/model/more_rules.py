@@ -221,6 +221,34 @@ MORE_RULES |= {
     ),
 }
 
+# %% ../../../nbs/proof/model/10_more_rules.ipynb #10000002
+_HAND = replace(ONE, rows_per_task=2, hand=1)
+MORE_RULES |= {
+    "open where its rows are": Rule(
+        "before the decision only the coordinator is asked",
+        SILENT,
+        _HAND,
+        (("commit.check_rows", broken.check_no_rows),),
+        "16",
+    ),
+    "the log before the coordinator": Rule(
+        "a start believes the coordinator that all is committed",
+        SILENT,
+        replace(_HAND, crash=1),
+        (("finish.aborted_parts", broken.believe_the_store),),
+        "16",
+        lone=True,
+    ),
+    "only what was aborted": Rule(
+        "of what was aborted in one partition, all partitions are written again",
+        "DUPLICATE",
+        replace(_HAND, crash=1),
+        (("verify.final_states", broken.whole_if_a_part),),
+        "16",
+        lone=True,
+    ),
+}
+
 # %% ../../../nbs/proof/model/10_more_rules.ipynb #c075
 _GATE = Config(drivers=1, batches=1, slots=(2,), gate=True)
 _SHUT, _TORN = "HIDDEN", "PARTLY-VISIBLE"
@@ -596,6 +624,11 @@ LIMITS = {
         "rows are removed between the driver's last question and its commit",
         SILENT,
         replace(ONE, remove=1, late_remove=True),
+    ),
+    "an abort behind the question": Rule(
+        "another program aborts in a partition between the driver's last question and its commit",
+        SILENT,
+        replace(_HAND, late_hand=True),
     ),
     "a copy at the same path": Rule(
         "a checkpoint is copied to the same path on another machine",

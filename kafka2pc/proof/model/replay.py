@@ -15,8 +15,16 @@ from dataclasses import dataclass, replace
 from typing import Any, Callable, Iterable, Mapping, NamedTuple, Sequence
 
 # %% ../../../nbs/proof/model/03_replay.ipynb #c003
-from .systems import SILENT, UNKNOWN, uses_copy
-from .world import GATE, QUERY, Bounds, Config, Worker, worker_in, worker_name
+from .systems import PARTITIONS, SILENT, UNKNOWN, in_partition, uses_copy
+from kafka2pc.proof.model.world import (
+    GATE,
+    QUERY,
+    Bounds,
+    Config,
+    Worker,
+    worker_in,
+    worker_name,
+)
 from ...protocol.clock import Moment
 from ...protocol.driver import Driver, Policy
 from ...protocol.errors import PrecommitFailed, TwoPhaseError, UnclearAnswer
@@ -35,7 +43,7 @@ from ...protocol.names import Token, name_of_query
 from ...protocol.operators import watch
 from ...protocol.operators.adopt import adopt
 from ...protocol.operators.fence import end_all, fence
-from ...protocol.participant import Description, Gone, Outcome, RowsMissing, Unended
+from ...protocol.participant import Description, Gone, Outcome, RowsMissing, Unended, parts_of
 from ...protocol.phases import commit as commit_phase
 from ...protocol.phases import decide as decide_phase
 from ...protocol.phases import finish as finish_phase
@@ -139,15 +147,25 @@ def prefix_of(bounds: Bounds, number: int) -> str:
     return "former" if bounds.config.moves and number == 1 else "kafka2pc"
 
 
-def committable_of(config: Config, store: str, name: str, epoch: int, records: int) -> Committable:
-    """The Committable of one transaction in this store."""
+def committable_of(
+    config: Config, store: str, name: str, epoch: int, rows: Sequence[tuple]
+) -> Committable:
+    """The Committable of one transaction in this store. Its partitions count only where another
+    program may end it in one of them.
+    """
+    parts = [rows]
+    if config.hand:
+        parts = [in_partition(rows, p) for p in range(PARTITIONS)]
+    ranges = [
+        PartitionRange(topic="t", partition=p, records=len(part)) for p, part in enumerate(parts)
+    ]
     return Committable(
         transactional_id=name,
         state=PreparedTxnState(0, epoch),
         participant=store,
         timeout_ms=1 if config.silent_log else None,
         end_txn_version=config.end_txn,
-        partitions=(PartitionRange(topic="t", partition=0, records=records),),
+        partitions=tuple(p for p in ranges if p.records or not config.hand),
     )
 
 # %% ../../../nbs/proof/model/03_replay.ipynb #c65f1277
@@ -243,13 +261,34 @@ class StepStore:
 
     def committable(self, name: str, epoch: int, rows: tuple = ()) -> Committable:
         """The Committable of one transaction."""
-        return committable_of(self.bounds.config, self.name, name, epoch, len(rows))
+        return committable_of(self.bounds.config, self.name, name, epoch, rows)
 
 # %% ../../../nbs/proof/model/03_replay.ipynb #a5de5b1e
-class RemovingStore(StepStore):
-    """The same, in a world where a topic may remove rows: `MayRemove`."""
+def _tuples(cs: Iterable[Committable]) -> tuple:
+    return tuple((c.transactional_id, c.state.epoch) for c in cs)
 
-    def gone(self, cs: Sequence[Committable]) -> list[tuple[Gone, ...]]:
+
+def _all_of_it(why: str) -> Gone:
+    return Gone(topic="t", partition=0, first_offset=0, last_offset=0, why=why)
+
+
+def _ended_in(c: Committable, partitions: Sequence[int]) -> tuple[Gone, ...]:
+    there = [p.partition for p in c.partitions if p.partition in partitions]
+    return tuple(replace(_all_of_it("Ended."), partition=p, ended=True) for p in there)
+
+
+class RemovingStore(StepStore):
+    """The same, in a world where a topic may remove rows, or another program end a transaction in a
+    partition: `MayRemove`.
+    """
+
+    def gone(
+        self, cs: Sequence[Committable], *, open_there: bool = False
+    ) -> list[tuple[Gone, ...]]:
+        if self.bounds.config.hand:
+            nowhere = [()] * len(cs)
+            ended = self.transcript.ask("open there", _tuples(cs)) if open_there else nowhere
+            return [_ended_in(c, there) for c, there in zip(cs, ended, strict=True)]
         removed = self.transcript.ask("gone", _tuples(cs))
         return [(_all_of_it("Removed."),) if each else () for each in removed]
 
@@ -264,7 +303,7 @@ class RecallingStore(StepStore):
         later = self.transcript.ask("later", tuple(zip(last, epochs, strict=True)))
         return [name for name, each in zip(last, later, strict=True) if each]
 
-
+# %% ../../../nbs/proof/model/03_replay.ipynb #03000001
 class GatingStore(StepStore):
     """The same, in a world with a gate: `OpensGate`."""
 
@@ -290,23 +329,26 @@ class GatingStore(StepStore):
             [self.committable(*txn) for *txn, is_open in found if not is_open],
         )
 
-
-def _tuples(cs: Iterable[Committable]) -> tuple:
-    return tuple((c.transactional_id, c.state.epoch) for c in cs)
-
-
-def _all_of_it(why: str) -> Gone:
-    return Gone(topic="t", partition=0, first_offset=0, last_offset=0, why=why)
-
 # %% ../../../nbs/proof/model/03_replay.ipynb #6bfbc6af
 class KeepingStore(StepStore):
     """The same, in a world in which transactions time out: `KeepsAborted`."""
 
-    def final(self, cs: Sequence[Committable]) -> list[TxnState | None]:
-        return list(self.transcript.ask("final", _tuples(cs)))
+    def final(self, cs: Sequence[Committable]) -> dict[Committable, TxnState | None]:
+        if not self.bounds.config.hand:
+            return dict(zip(cs, self.transcript.ask("final", _tuples(cs)), strict=True))
+        found = self.transcript.ask("final there", _tuples(cs))
+        parts = [
+            parts_of(c, {p: states[p.partition] for p in c.partitions})
+            for c, states in zip(cs, found, strict=True)
+        ]
+        return {part: state for each in parts for part, state in each.items()}
 
     def write_again(self, lost: Sequence[Committable], plan: Plan) -> Committable:
-        found = self.transcript.ask("read", _tuples(lost))
+        wanted = _tuples(lost)
+        if self.bounds.config.hand:
+            places = [tuple(p.partition for p in c.partitions) for c in lost]
+            wanted = tuple((*pair, *ps) for pair, ps in zip(wanted, places, strict=True))
+        found = self.transcript.ask("read", wanted)
         numbers = [len(rows or ()) for rows in found]
         missing = [c for c, n in zip(lost, numbers, strict=True) if n != c.records]
         if missing:
@@ -321,7 +363,7 @@ def store_class(config: Config, recalls: bool, keeps: bool) -> type[StepStore]:
     """A store with the verbs that this world needs."""
     bases = [
         *([GatingStore] if config.gate else []),
-        *([RemovingStore] if config.remove else []),
+        *([RemovingStore] if config.remove or config.hand else []),
         *([RecallingStore] if recalls else []),
         *([KeepingStore] if keeps else []),
     ]
@@ -617,7 +659,8 @@ class Calls:
             if expected and asked[len(key[2]) - 1] != expected:
                 raise RuntimeError(f"{key[0]} is not deterministic: {asked} after {expected}")
             self._numbers[key] = len(self.calls)
-            judged = tuple(pair for kind, *what in asked if kind == "gone" for pair in what[0])
+            of_rows = ("gone", "open there")
+            judged = tuple(pair for kind, *what in asked if kind in of_rows for pair in what[0])
             self.calls.append(Call(*key, end, judged))
         return self._numbers[key]
 

@@ -45,7 +45,15 @@ REQUEST_WORDS: dict[str, Callable[..., str]] = {
     "gone": lambda m, tuples: f"asks for the rows of {', '.join(short(*t) for t in tuples)}",
     "later": lambda m, tuples: f"asks for commits after {', '.join(short(*t) for t in tuples)}",
     "final": lambda m, tuples: f"asks what is final of {', '.join(short(*t) for t in tuples)}",
-    "read": lambda m, tuples: f"reads the aborted rows of {', '.join(short(*t) for t in tuples)}",
+    "open there": lambda m, tuples: (
+        f"asks the leaders about {', '.join(short(*t) for t in tuples)}"
+    ),
+    "final there": lambda m, tuples: (
+        f"asks for the markers of {', '.join(short(*t) for t in tuples)}"
+    ),
+    "read": lambda m, tuples: (
+        f"reads the aborted rows of {', '.join(short(*t[:2]) for t in tuples)}"
+    ),
     "open": lambda m, ids: f"describes {', '.join(map(short, ids))}",
     "create": lambda m, number, *unchecked: f"creates {short_decision(m, number)}",
     "log fence": lambda m, prefix: f"InitProducerId for the log under {prefix}",
@@ -66,6 +74,7 @@ REQUEST_WORDS |= {
     "late soon": lambda m, name: f"{short(name)} has little time left",
     "timeout": lambda m, name, epoch: f"the timeout strikes {short(name, epoch)}",
     "removes rows": lambda m, name, epoch: f"removes the rows of {short(name, epoch)}",
+    "aborts": lambda m, name, epoch, p: f"aborts {short(name, epoch)} in partition {p}",
     "expires": lambda m, name: f"forgets {short(name)}",
     "deletes commits": lambda m, batch: f"deletes commits/{batch}",
     "writes commits": lambda m, batch: f"writes commits/{batch} by hand",
@@ -87,7 +96,7 @@ def describe_unended(name: str, epoch: int, is_open: bool) -> str:
     """A transaction that has not ended, in words."""
     return short(name, epoch) + (" is open" if is_open else ", markers are missing")
 
-
+# %% ../../../nbs/proof/model/06_report.ipynb #06b00001
 ANSWER_WORDS: dict[str, Callable[[Model, Any], str]] = {
     "listing": lambda m, reply: ", ".join(short_decision(m, n) for *_, n in reply) or "nothing",
     "list": lambda m, reply: ", ".join(map(short, reply)) or "nothing",
@@ -97,6 +106,12 @@ ANSWER_WORDS: dict[str, Callable[[Model, Any], str]] = {
     "describe": lambda m, reply: ", ".join(describe_transaction(*t) for t in reply),
     "await": lambda m, reply: ", ".join(describe_transaction(*t) for t in reply),
     "gone": lambda m, reply: ", ".join("not there" if gone else "there" for gone in reply),
+    "open there": lambda m, reply: ", ".join(
+        f"not open in {places}" if places else "open" for places in reply
+    ),
+    "final there": lambda m, reply: "; ".join(
+        ", ".join(s.value if s else "no proof" for s in states) for states in reply
+    ),
     "later": lambda m, reply: ", ".join("one" if later else "none" for later in reply),
     "final": lambda m, reply: ", ".join(s.value if s else "no proof" for s in reply),
     "read": lambda m, reply: ", ".join(f"{len(rows or ())} row" for rows in reply),

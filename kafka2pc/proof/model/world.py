@@ -35,6 +35,7 @@ class Txn(NamedTuple):
     kept: int | None = None
     struck: bool = False
     removed: bool = False  # its rows are not in the topic any more
+    apart: tuple[int, ...] = ()  # the partitions in which another program has aborted it
 
     @property
     def is_gate(self) -> bool:
@@ -73,8 +74,9 @@ class World(NamedTuple):
     # log, offsets, version and commits of a backup
     backup: tuple = ()
     fences: tuple = ()  # of a log in a topic: the epoch of its id under each prefix
-    # of transactions that a timeout has aborted, or a commit ended: (name, epoch), the outcome, and
-    # the rows that the topic has (None: removed)
+    # of transactions that a timeout has aborted, or a commit ended, or that another program has
+    # aborted in a partition: (name, epoch), the outcome, and the rows that the topic has (None:
+    # removed)
     topic: tuple = ()
     # only with a gate: of each partition, what a reader has to wait for, in its order; the rows
     # that a reader has been given; the gates that a timeout has struck
@@ -144,6 +146,7 @@ FAULTS = {
         "a topic removes the rows of an open transaction, or a row of an aborted one, or is created"
         " anew"
     ),
+    "hand": "another program aborts an open transaction in one partition (kafka-transactions.sh)",
     "retry": "Spark starts a second attempt of a task while the first is still alive",
     "broken": (
         "commit() raises at one of its calls, or the job fails while its tasks run; Spark then"
@@ -203,6 +206,7 @@ class Config:
     crash: int = 0
     timeout: int = 0
     remove: int = 0
+    hand: int = 0
     retry: int = 0
     broken: int = 0
     late_end: int = 0
@@ -231,8 +235,10 @@ class Config:
     stall: bool = False
     # the backup may be taken while a run works
     backup_within: bool = False
-    # rows may vanish also between a driver's last question and the marker of its commit
+    # rows may vanish, or another program abort them, also between a driver's last question and the
+    # marker of its commit
     late_remove: bool = False
+    late_hand: bool = False
     # the log may be silent between two creates of a decision for longer than the margin; a create
     # is under way for less than that, or, with `late_arrival`, for as long as it likes
     silent_log: bool = False
@@ -263,7 +269,7 @@ class Config:
     @property
     def keeps(self) -> bool:
         """Does the world remember what became of a transaction?"""
-        return bool(self.timeout or self.expire)
+        return bool(self.timeout or self.expire or self.hand)
 
 # %% ../../../nbs/proof/model/01_world.ipynb #d3194800
 def rows_of(config: Config, batch: int, version: int = 0) -> tuple:

@@ -15,6 +15,7 @@ from typing import Iterable, Iterator
 from ..errors import UNTOUCHED, Superseded
 from .decisions import ACCEPTED, CLAIM, FAILED, LOST, REPAIR, Decision
 from .slots import Chains, Listing
+from ..messages import Committable
 
 # %% ../../../nbs/protocol/log/03_questions.ipynb #b6860af5
 def _records(listing: Listing, batch_id: int) -> Iterator[Decision]:
@@ -50,9 +51,23 @@ def _repaired(decision: Decision, repairs: Iterable[Decision]) -> Decision:
     """A COMMIT in which transactions that were lost are replaced by those that have their rows."""
     cs = decision.committables
     for d in repairs:
-        kept = (c for c in cs if c not in d.lost)
+        kept = filter(None, (_without(c, d.lost) for c in cs))
         cs = tuple(dict.fromkeys((*kept, *d.committables)))
     return replace(decision, committables=cs)
+
+
+def _without(c: Committable, lost: Iterable[Committable]) -> Committable | None:
+    """What is left of a transaction: it may have been lost in some of its partitions only."""
+    of_it = [other for other in lost if _key(other) == _key(c)]
+    if not of_it or c in of_it:
+        return None if of_it else c
+    gone = {p for other in of_it for p in other.partitions}
+    left = tuple(p for p in c.partitions if p not in gone)
+    return replace(c, partitions=left) if left else None
+
+
+def _key(c: Committable) -> tuple:
+    return c.participant, c.transactional_id, c.state
 
 # %% ../../../nbs/protocol/log/03_questions.ipynb #f7a6cffa
 def is_repaired(log: Chains, decision: Decision) -> bool:

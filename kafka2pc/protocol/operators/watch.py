@@ -20,6 +20,7 @@ from ..phases.describe import describe_all
 from ..phases.finish import check_own
 from ..phases.gone import rows_gone
 from ..phases.requests import send_all
+from ..phases.verify import aborted_parts
 from ..states import TxnState
 
 # %% ../../../nbs/protocol/operators/04_watch.ipynb #c006
@@ -41,8 +42,9 @@ def _has_gone_on(listing: Listing, decided: Decision) -> bool:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watched:
     """What a watcher found of a decided batch. `committed`: by this call; `aborted`: by their
-    store, after the decision; `gone`: open, and rows of them are not there; `unclear`: their store
-    gave no clear answer, so ask again. The rest was committed before.
+    store, after the decision, or in a partition of it by another program; `gone`: open, and
+    rows of them are not there; `unclear`: their store gave no clear answer, so ask again. The
+    rest was committed before.
     """
 
     decision: Decision
@@ -72,10 +74,15 @@ def finish_decided(driver: Driver, decided: Decision) -> Watched | None:
     ended = dict(zip(cs, send_all(driver, "commit", cs, decided.slot.batch_id), strict=True))
     refused = [c for c, outcome in ended.items() if outcome is Outcome.REFUSED]
     states |= _states(driver, refused) if refused else {}
+    done = [c for c, state in states.items() if state is TxnState.COMMITTED]
+    done += [c for c, outcome in ended.items() if outcome is Outcome.DONE]
     return Watched(
         decision=decided,
         committed=tuple(c for c, outcome in ended.items() if outcome is Outcome.DONE),
-        aborted=tuple(c for c, state in states.items() if state is TxnState.ABORTED),
+        aborted=(
+            *(c for c, state in states.items() if state is TxnState.ABORTED),
+            *aborted_parts(driver, done),
+        ),
         gone=gone,
         unclear=tuple(c for c, outcome in ended.items() if outcome is Outcome.UNKNOWN),
     )

@@ -29,7 +29,7 @@ from .claim import claim
 from .decide import abort, decide
 from .describe import check_open
 from .finish import after_the_decision, finish
-from .gate.closing import drop_old, end_unused
+from .gate.closing import drop_ended, drop_old, end_unused
 from .gone import check_rows
 from .identity import known_ids
 from .other_log import check_only_log
@@ -50,8 +50,8 @@ def commit(driver: Driver, messages: Sequence[CommitMessage], batch_id: int) -> 
     if plan is None or plan.mode is Mode.DRAIN:
         _finish_again(driver, messages, batch_id)
         return
-    plan = drop_old(driver, plan)
     cs = [c for m in messages for c in m.committables]
+    plan = drop_ended(driver, drop_old(driver, plan), cs)
     try:
         check_distinct(messages, batch_id)
         _check_only_log(driver, batch_id, cs)

@@ -34,7 +34,7 @@ from .gate.closing import end_gates, gates_left
 from .gone import affected_by, places_gone, reasons, rows_gone, spell_gone
 from .repair import repair
 from .requests import send_all
-from .verify import final_states
+from .verify import aborted_parts, final_states
 from ..states import TxnState, require
 
 # %% ../../../nbs/protocol/phases/05_finish.ipynb #41ddd936
@@ -116,6 +116,10 @@ def finish(
             done = _commit_all(driver, decision, decision.committables, over, gone, replayed)
             if done:
                 end_gates(driver, done, gates)
+            # rule 16: also what its store has said to be committed
+            aborted = aborted_parts(driver, done.committables) if done and not after_win else []
+            if done and aborted:
+                done = None if over() else _mend(driver, done, aborted, over, {}, replayed)
             return done is not None
 
 # %% ../../../nbs/protocol/phases/05_finish.ipynb #7af38ec4
@@ -130,12 +134,14 @@ def _uncommitted(driver: Driver, cs: Sequence[Committable]) -> list[Committable]
     it has forgotten their names.
     """
     states = _known_states(driver, cs)
-    return [c for c in cs if states[c] is not TxnState.COMMITTED]
+    return [c for c, state in states.items() if state is not TxnState.COMMITTED]
 
 
 def _known_states(driver: Driver, cs: Sequence[Committable]) -> dict[Committable, TxnState | None]:
+    """What the stores say of each, or of its parts, see `KeepsAborted`."""
     states = {c: s.state for c, s in zip(cs, describe_all(driver, cs), strict=True)}
-    return states | final_states(driver, [c for c, state in states.items() if state is None])
+    known = {c: state for c, state in states.items() if state}
+    return known | final_states(driver, [c for c in cs if c not in known])
 
 # %% ../../../nbs/protocol/phases/05_finish.ipynb #7b6e6433
 def _spell(t: Affected) -> str:
@@ -221,22 +227,26 @@ def _mend(
 _OVER = TxnState.COMMITTED, None
 
 
-def finish_late(driver: Driver, decision: Decision) -> None:
+def finish_late(driver: Driver, decision: Decision, *, look: bool = True) -> None:
     """Finish a decided batch before a later one is planned. Its COMMIT counts, whatever the log or
     Spark holds after it: a transaction of it that is open was not committed, one that is aborted is
-    lost, and one of which its store knows nothing was committed long ago. Raises what `finish`
-    raises.
+    lost, and one of which its store knows nothing was committed long ago. `look`: also for what was
+    aborted where its rows are. Raises what `finish` raises.
     """
     check_own(driver, decision)
     cs = [c for c in decision.committables if c.participant in driver.participants]
     with after_the_decision():
         late = [c for c, state in _known_states(driver, cs).items() if state not in _OVER]
         gates = gates_left(driver, decision)
+        done: Decision | None = decision
         if late or gates:
             with driver.history.of("finish", batch_id=decision.slot.batch_id):
                 gone = rows_gone(driver, late)
                 done = _commit_all(driver, decision, late, lambda: False, gone)
                 end_gates(driver, done or decision, gates)
+        aborted = aborted_parts(driver, (done or decision).committables) if look else []
+        if aborted:
+            _mend(driver, done or decision, aborted, lambda: False, {}, replayed=False)
 
 
 def complete(driver: Driver, decision: Decision) -> None:

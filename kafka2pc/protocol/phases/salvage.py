@@ -19,7 +19,7 @@ from ..messages import Committable, Plan
 from ..participant import KeepsAborted, RowsMissing
 from .decide import ranges_of
 from .describe import check_open
-from .gone import removed_rows, rows_gone
+from .gone import check_open_there, removed_rows, rows_gone
 from .reopen import check_newest, repair_record, win_repair
 from .requests import send_all
 from .sweep import sweep
@@ -40,7 +40,8 @@ def salvage(driver: Driver, judged: Judgement, lost: Sequence[Committable]) -> D
     plan = _claim(driver, judged)
     with _written_again(driver, plan, lost) as new:
         # rules 4 and 7, as for any decision
-        if gone := rows_gone(driver, new):
+        if gone := rows_gone(driver, new, open_there=True):
+            check_open_there(driver, gone, plan.batch_id)
             places = tuple(g for found in gone.values() for g in found)
             raise RowsMissing(dict.fromkeys(lost, places))
         late = check_open(driver, new, plan.planned, plan.batch_id)

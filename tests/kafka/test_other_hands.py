@@ -1,0 +1,202 @@
+"""Other programs end a transaction of ours in a partition, and its coordinator does not know it:
+refused before the decision, written again after it.
+"""
+
+import logging
+from dataclasses import replace
+
+import pytest
+from one_task_query import ROWS, abort_there, new_query  # noqa: F401  (the fixture)
+
+from kafka2pc.protocol.errors import LostTransaction, Refused
+from kafka2pc.protocol.messages import Mode
+from kafka2pc.protocol.operators.watch import finish_decided
+from kafka2pc.protocol.participant import Outcome
+from kafka2pc.protocol.phases.commit import commit
+from kafka2pc.protocol.phases.decide import decide
+from kafka2pc.protocol.phases.finish import complete
+from kafka2pc.protocol.phases.restore import restore
+
+pytestmark = [pytest.mark.kafka, pytest.mark.never_unsteady]
+ENGINES = pytest.mark.parametrize("engine", ["columnar", "rows"])
+# in how many of the two partitions that have rows
+ENDED = pytest.mark.parametrize("ended", [1, 2])
+
+
+@pytest.fixture
+def query(new_query):  # noqa: F811
+    made = new_query(partitions=2)
+    made.columns = {"partition": [0, 1] * 3}
+    return made
+
+
+def hand(query, c, ended=2):
+    abort_there(query.kafka.bootstrap_servers, c, *[(query.topic, n) for n in range(ended)])
+
+
+# -- before the decision --
+
+
+@ENGINES
+@ENDED
+def test_ended_before_the_decision_is_refused_and_the_replay_writes_it_again(
+    new_query,  # noqa: F811
+    engine,
+    ended,
+):
+    query = new_query(engine=engine, partitions=2)
+    query.columns = {"partition": [0, 1] * 3}
+    driver, message = query.precommitted()
+    [c] = message.committables
+    hand(query, c, ended)
+    with pytest.raises(Refused, match=f"not open at .*{query.topic}-0(.|\n)*coordinator") as caught:
+        commit(driver, [message], 0)
+    places = [(p.partition, p.first_offset) for p in caught.value.transactions[0].places]
+    assert sorted(places) == [(n, 0) for n in range(ended)]
+    assert query.run() is Mode.WRITE
+    assert sorted(query.seen()) == ROWS
+
+
+def test_a_row_that_is_written_after_the_end_opens_another_transaction(query):
+    """It is open in the partition, and begins behind the first row."""
+    driver = query.start()
+    plan = restore(driver, 0)
+    with query.store.begin(plan) as txn:
+        txn.write(query.batch(["a"]))
+        txn.flush()
+        hand(query, query.store.in_doubt(query.id)[0], 1)
+        txn.write(query.batch(["b"]))
+        txn.flush()
+        c = txn.precommit()
+    [[gone]] = query.store.gone([c], open_there=True)
+    assert (gone.ended, gone.first_offset) == (True, 0)
+
+
+def test_open_transactions_are_decided_and_committed(query):
+    driver, message = query.precommitted()
+    for _ in range(2):  # the second time the leaders are known
+        assert query.store.gone(message.committables, open_there=True) == [()]
+    commit(driver, [message], 0)
+    assert sorted(query.seen()) == ROWS
+
+
+def test_without_read_the_last_stable_offset_proves_the_end(query, monkeypatch):
+    driver, message = query.precommitted()
+    monkeypatch.setattr("kafka2pc.kafka.rows_gone.may_read", lambda row: False)
+    for _ in range(2):
+        assert query.store.gone(message.committables, open_there=True) == [()]
+    hand(query, message.committables[0], 1)
+    with pytest.raises(Refused, match=f"not open at .*{query.topic}-0"):
+        commit(driver, [message], 0)
+    assert query.store.cluster.unreadable == {query.topic}
+
+
+def test_without_read_nothing_is_proven_behind_an_older_transaction(query, monkeypatch):
+    plan = restore(query.start(), 0)
+    with query.store.begin(plan) as older:
+        older.write(query.batch(ROWS))
+        older.flush()
+        message = query.task(plan)
+        monkeypatch.setattr("kafka2pc.kafka.rows_gone.may_read", lambda row: False)
+        hand(query, message.committables[0])
+        assert query.store.gone(message.committables, open_there=True) == [()]
+
+
+# -- after it --
+
+
+@ENDED
+@pytest.mark.parametrize("told", ["open", "committed"])
+@pytest.mark.parametrize("spark", ["replays it", "goes on"])
+def test_ended_after_the_decision_is_written_again_and_the_rest_is_not(query, ended, told, spark):
+    [c] = query.decided().committables
+    hand(query, c, ended)
+    if told == "committed":
+        assert query.store.commit(c) is Outcome.DONE
+    if spark == "replays it":
+        # a restart may find that nothing of it is visible, and then Spark writes it again
+        query.run()
+    else:
+        restore(query.start(), 1)
+    assert sorted(query.seen()) == ROWS
+    restore(query.start(), 1)
+    assert sorted(query.seen()) == ROWS
+
+
+@pytest.mark.parametrize("policy", ["fail", "skip"])
+def test_what_is_not_to_be_repaired_is_reported(query, policy):
+    hand(query, query.decided().committables[0], 1)
+    if policy == "skip":
+        restore(query.start(lost_transactions="skip"), 0)
+        return
+    with pytest.raises(LostTransaction) as caught:
+        restore(query.start(lost_transactions="fail"), 0)
+    [lost] = caught.value.transactions
+    assert [(p.partition, p.records) for p in lost.places] == [(0, 3)]
+
+
+def test_of_rows_that_are_gone_the_loss_is_named(query):
+    [c] = query.decided().committables
+    hand(query, c, 1)
+    query.remove(2)
+    with pytest.raises(LostTransaction, match=f"gone are offsets 0 to 1 of {query.topic}-0"):
+        complete(query.start(), query.log.chain(0)[-1])
+    # nothing was committed: the rest is when the operator gives the loss up
+    assert query.seen() == []
+    restore(query.start(lost_transactions="skip"), 0)
+    assert sorted(query.seen()) == ["b", "d", "f"]
+
+
+def test_a_watcher_commits_the_rest_and_says_what_was_aborted(query):
+    decided = query.decided()
+    hand(query, decided.committables[0], 1)
+    found = finish_decided(query.start(), decided)
+    assert found.committed == decided.committables
+    [aborted] = found.aborted
+    assert [p.partition for p in aborted.partitions] == [0]
+    assert sorted(query.seen()) == ["b", "d", "f"]
+
+
+def test_many_transactions_in_one_partition_are_each_judged(query):
+    driver = query.start()
+    plan = restore(driver, 0)
+    messages = [query.task(replace(plan, task=n)) for n in range(5)]
+    decided = decide(driver, plan, messages)
+    for c in decided.committables[1::2]:
+        hand(query, c, 1)
+    restore(query.start(), 0)
+    assert sorted(query.seen()) == sorted(ROWS * 5)
+
+
+# -- the gate --
+
+
+def test_a_gate_that_is_ended_before_the_decision_is_not_decided(new_query, caplog):  # noqa: F811
+    query = new_query(gated=True)
+    driver, message = query.precommitted()
+    [gate] = message.plan.gates
+    hand(query, replace(gate, partitions=message.committables[0].partitions), 1)
+    with caplog.at_level(logging.WARNING, "kafka2pc"):
+        commit(driver, [message], 0)
+    assert "its gate has ended already" in caplog.text
+    assert query.log.chain(0)[-1].gates == ()
+    assert (sorted(query.seen()), query.store.in_doubt(query.id)) == (ROWS, [])
+
+
+def test_a_gate_that_is_ended_after_the_decision_is_reported(new_query, caplog):  # noqa: F811
+    query = new_query(gated=True)
+    decided = query.decided()
+    [gate] = decided.gates
+    hand(query, replace(gate, partitions=decided.committables[0].partitions), 1)
+    with caplog.at_level(logging.WARNING, "kafka2pc"):
+        restore(query.start(), 0)
+    assert "its gate has ended already" in caplog.text
+    assert (sorted(query.seen()), query.store.in_doubt(query.id)) == (ROWS, [])
+
+
+def test_rows_that_are_ended_behind_a_gate_are_written_again(new_query):  # noqa: F811
+    query = new_query(gated=True)
+    [c] = query.decided().committables
+    hand(query, c, 1)
+    query.run()
+    assert (sorted(query.seen()), query.store.in_doubt(query.id)) == (ROWS, [])
