@@ -6,8 +6,8 @@
 __all__ = ['OFFSET_OUT_OF_RANGE', 'Weather', 'Topic', 'Brokers', 'move_leader', 'write_markers', 'abort_late', 'answer_metadata',
            'answer_create_topics', 'answer_describe_configs', 'answer_find_coordinator', 'answer_init_producer_id',
            'answer_add_partitions_to_txn', 'answer_end_txn', 'answer_describe_transactions', 'answer_list_transactions',
-           'answer_produce', 'answer_fetch', 'answer_list_offsets', 'answer_offset_for_leader_epoch',
-           'answer_offset_fetch', 'answer_offset_commit', 'handle']
+           'answer_produce', 'answer_fetch', 'answer_list_offsets', 'answer_describe_producers',
+           'answer_offset_for_leader_epoch', 'answer_offset_fetch', 'answer_offset_commit', 'handle']
 
 # %% ../../../nbs/proof/simulation/04_brokers.ipynb #c002
 import re
@@ -21,6 +21,7 @@ from typing import Any, Callable, Iterable
 from kafka.protocol.admin import (
     CreateTopicsResponse,
     DescribeConfigsResponse,
+    DescribeProducersResponse,
     DescribeTransactionsResponse,
     ListTransactionsResponse,
 )
@@ -634,6 +635,34 @@ def _offset(brokers: Brokers, node: int, name: str, p: Any, request: Any) -> Any
         epoch = len(log.epochs) - 1
     return row(partition_index=p.partition_index, offset=offset, leader_epoch=epoch)
 
+# %% ../../../nbs/proof/simulation/04_brokers.ipynb #04b00002
+def answer_describe_producers(
+    brokers: Brokers, node: int, request: Any
+) -> DescribeProducersResponse:
+    topic = DescribeProducersResponse.TopicResponse
+    rows = [
+        topic(name=t.name, partitions=[_producers(brokers, t.name, n) for n in t.partition_indexes])
+        for t in request.topics
+    ]
+    return DescribeProducersResponse(topics=rows)
+
+
+def _producers(brokers: Brokers, name: str, partition: int) -> Any:
+    row = DescribeProducersResponse.TopicResponse.PartitionResponse
+    log = brokers.log((name, partition))
+    if log is None:
+        code = brokers.note("DescribeProducers", codes.UNKNOWN_TOPIC_OR_PARTITION)
+        return row(partition_index=partition, error_code=code)
+    known = [
+        row.ProducerState(
+            producer_id=producer_id,
+            producer_epoch=p.epoch,
+            current_txn_start_offset=-1 if p.open_at is None else p.open_at,
+        )
+        for producer_id, p in sorted(log.producers.items())
+    ]
+    return row(partition_index=partition, active_producers=known)
+
 # %% ../../../nbs/proof/simulation/04_brokers.ipynb #cbfab940
 def answer_offset_for_leader_epoch(
     brokers: Brokers, node: int, request: Any
@@ -708,6 +737,7 @@ _ANSWERS: dict[str, Callable[[Brokers, int, Any], Any]] = {
     "InitProducerId": answer_init_producer_id,
     "AddPartitionsToTxn": answer_add_partitions_to_txn,
     "EndTxn": answer_end_txn,
+    "DescribeProducers": answer_describe_producers,
     "DescribeTransactions": answer_describe_transactions,
     "ListTransactions": answer_list_transactions,
     "OffsetFetch": answer_offset_fetch,

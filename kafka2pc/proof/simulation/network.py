@@ -281,6 +281,7 @@ class SimulatedCluster(Cluster):
         self.brokers_are_new = True
         self.batch_bytes = {}
         self.leaders = {}
+        self.unreadable = set()
         self._coordinator_of = {}
         self._longest_ms = 5_000
         self._client = object()

@@ -8,7 +8,7 @@ __all__ = ['gates_left', 'drop_old', 'drop_ended', 'end_gates', 'end_unused']
 # %% ../../../../nbs/protocol/phases/gate/02_closing.ipynb #c002
 import logging
 from dataclasses import replace
-from typing import Iterable, Sequence, cast
+from typing import Iterable, Iterator, Sequence, cast
 
 # %% ../../../../nbs/protocol/phases/gate/02_closing.ipynb #c003
 from ...clock import age_ms
@@ -50,22 +50,18 @@ def _warn_of_part(driver: Driver, batch_id: int) -> None:
 def _ended_there(
     driver: Driver, gates: Iterable[Committable], rows: Sequence[Committable]
 ) -> set[str]:
-    """The gates that are open, and not in a partition where the batch has rows. (A plan does not
-    list their partitions.)
-    """
-    places = {(c.participant, p.topic, p.partition) for c in rows for p in c.partitions}
-    spread = [
-        replace(
-            gate,
-            partitions=tuple(
-                PartitionRange(topic=topic, partition=number, records=0)
-                for store, topic, number in sorted(places)
-                if store == gate.participant
-            ),
-        )
-        for gate in gates
-    ]
+    """The gates that are open, and not in a partition where the batch has rows."""
+    spread = [replace(gate, partitions=tuple(_behind(gate, rows))) for gate in gates]
     return {c.transactional_id for c in rows_gone(driver, spread, open_there=True)}
+
+
+def _behind(gate: Committable, rows: Sequence[Committable]) -> Iterator[PartitionRange]:
+    """Where a gate hides rows: a partition that was added since has no gate."""
+    last = {p.topic: p.partition for p in gate.partitions}
+    own = [p for c in rows if c.participant == gate.participant for p in c.partitions]
+    for topic, number in sorted({(p.topic, p.partition) for p in own}):
+        if number <= last.get(topic, -1):
+            yield PartitionRange(topic=topic, partition=number, records=0)
 
 # %% ../../../../nbs/protocol/phases/gate/02_closing.ipynb #02000002
 def gates_left(driver: Driver, decision: Decision) -> list[Committable]:

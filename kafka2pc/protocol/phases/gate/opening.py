@@ -21,8 +21,8 @@ def gating(driver: Driver) -> list[OpensGate]:
 
 
 def open_gates(driver: Driver, plan: Plan) -> Plan:
-    """The plan with an open gate in each store that has one. A batch that is drained needs none.
-    Raises what a participant raises; the next claim ends what is open then.
+    """The plan with an open gate in each store that has one; of its partitions the last one of each
+    topic. A batch that is drained needs none. Raises what a participant raises; the next claim ends what is open then.
     """
     if plan.mode is Mode.DRAIN:
         return plan
@@ -35,5 +35,6 @@ def open_gates(driver: Driver, plan: Plan) -> Plan:
             gate = p.open_gate(plan)
             noted["transactional_id"] = gate.transactional_id
         # every task gets the plan: it need not carry a list of all partitions
-        gates.append(replace(gate, partitions=(), topic_ids=()))
+        last = {p.topic: p for p in sorted(gate.partitions, key=lambda p: p.partition)}
+        gates.append(replace(gate, partitions=tuple(last.values()), topic_ids=()))
     return replace(plan, gates=tuple(gates))
