@@ -208,7 +208,7 @@ def _mend(
     """Write again what was lost, and commit that; or report the loss."""
     missing: Mapping[Committable, tuple[Gone, ...]] = {}
     try:
-        repaired = repair(driver, decision, lost, replayed)
+        repaired = repair(driver, decision, lost, replayed, over)
     except RowsMissing as e:
         repaired, missing = None, e.gone
     if repaired is None:
