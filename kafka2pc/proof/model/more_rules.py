@@ -4,13 +4,15 @@
 
 # %% auto #0
 __all__ = ['MORE_RULES', 'HARMLESS', 'LIMITS', 'suspend_first_repair', 'suspend_first_salvage', 'suspend_second_salvage',
-           'suspend_second_repair', 'strike_first_try', 'suspend_second_run_at_gate', 'suspend_first_of_three']
+           'suspend_second_repair', 'suspend_first_copy', 'strike_first_try', 'suspend_second_run_at_gate',
+           'suspend_first_of_three']
 
 # %% ../../../nbs/proof/model/10_more_rules.ipynb #cc89b46e
 from dataclasses import replace
 
 # %% ../../../nbs/proof/model/10_more_rules.ipynb #8a344e6b
 from . import broken_steps as broken
+from .replay import OF_DRIVER
 from kafka2pc.proof.model.rules import (
     CLAIMS,
     LOST,
@@ -218,6 +220,31 @@ MORE_RULES |= {
         (("restore.check_passed_over", broken.pass_over_in_silence),),
         "repair",
         lone=True,
+    ),
+}
+
+# %% ../../../nbs/proof/model/10_more_rules.ipynb #b7d20c42
+def suspend_first_copy(m: Model, s: Step) -> bool:
+    """Behind the COMMIT, the transactions of task 1 and those after it time out. Run 1 begins to
+    write their rows again, and then checks nothing until run 2 has repaired the batch.
+    """
+    kinds = _kinds(m, s)
+    if s.actor in ("clock", "Kafka"):
+        return kinds[-1:] == ["COMMIT"] and worker_in(s.action[1]).slot > 0
+    copies = any(worker_in(t.id)[:2] == (1, OF_DRIVER) for t in s.answer.world.txns)
+    if "D2" in s.actor:
+        return copies
+    return not copies or s.action[0] != "describe" or "REPAIR" in kinds
+
+
+MORE_RULES |= {
+    "compare what is judged again": Rule(
+        "a repair that goes on does not ask whether another run has repaired the batch",
+        "DUPLICATE",
+        Config(batches=1, slots=(3,), timeout=2),
+        (("repair.salvage", broken.salvage_uncompared),),
+        "repair",
+        suspend_first_copy,
     ),
 }
 
