@@ -35,9 +35,11 @@ def repair(
     failed: Exception | None = None
     while lost and driver.policy.lost_transactions == "repair":
         judged = _judge(driver, decision, over)
+        if judged is None:
+            return None
         # another run has repaired it, perhaps while this one was suspended in its own repair
-        if judged is None or judged.decision.committables != decision.committables:
-            return judged and judged.decision
+        if judged.decision.committables != decision.committables:
+            return judged.decision
         _reopen(driver, judged, replayed, failed)
         lost = [c for c in lost if judged.states.get(c) is TxnState.ABORTED]
         try:
@@ -55,7 +57,8 @@ def _judge(driver: Driver, decision: Decision, over: Callable[[], bool]) -> Judg
         judged = judge(driver, decision)
     if over():
         raise Superseded(
-            f"batch {decision.slot.batch_id} of query {driver.query_id}: another run has finished it"
+            f"batch {decision.slot.batch_id} of query {driver.query_id}: another run has finished"
+            " it"
         )
     return judged
 
