@@ -33,6 +33,9 @@ from kafka2pc.protocol.phases.decide import decide
 from kafka2pc.protocol.phases.finish import complete
 from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.protocol.phases.restore import restore
+from kafka2pc.protocol.phases.salvage import _claim
+from kafka2pc.protocol.phases.sweep import sweep
+from kafka2pc.protocol.phases.verify import judge
 from kafka2pc.protocol.policies import retry_unknown
 from kafka2pc.protocol.states import TxnState
 
@@ -428,23 +431,27 @@ def test_what_cannot_be_copied_in_one_transaction_is_copied_in_several():
 
 
 class Suspending(Keeping):
-    """The driver is suspended, once, behind its first call of `verb`: `sleep` is what others do."""
+    """The driver is suspended, once, at its first call of `verb`: `sleep` is what others do."""
 
     def __init__(self, verb):
         super().__init__()
         self.verb, self.sleep = verb, None
 
-    def _behind(self, verb, answer):
+    def _at(self, verb, answer):
         sleep, self.sleep = self.sleep, self.sleep if verb != self.verb else None
         if sleep and verb == self.verb:
             sleep()
         return answer
 
     def final(self, cs):
-        return self._behind("final", super().final(cs))
+        return self._at("final", super().final(cs))
+
+    def describe(self, cs, **more):
+        self._at("describe", None)
+        return super().describe(cs, **more)
 
     def write_again(self, lost, plan):
-        return self._behind("write_again", super().write_again(lost, plan))
+        return self._at("write_again", super().write_again(lost, plan))
 
 
 def repaired_by_another(driver, rows):
@@ -517,6 +524,21 @@ def test_what_cannot_be_copied_in_time_is_reopened_if_spark_replays_it():
     with pytest.raises(Reopened):
         complete(driver, decided)
     assert kinds(driver)[-1] == "LOST"
+
+
+def test_a_planner_that_finishes_the_batch_before_late_claims_the_next_one():
+    """An operator has written commits/0 by hand. Between the planner's first look at the log and
+    its own repair, another repair claims the batch; its sweep aborts what has an older claim.
+    """
+    store, tokens = Suspending("describe"), []
+    driver = driver_of(store, spark_committed=lambda batch_id: batch_id == 0)
+    decided = aborted(driver, "a", "b", committed=1)
+    store.sleep = lambda: tokens.append(_claim(driver, judge(driver, decided)).token)
+    plan = restore(driver, 1, mine=decided.token)
+    message = precommit([store], plan, [["c"]])
+    assert sweep(driver, *tokens) == []
+    commit(driver, [message], 1)
+    assert store.read() == ["a", "b", "c"]
 
 
 def test_skip_writes_nothing_again():

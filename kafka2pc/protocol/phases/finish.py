@@ -221,11 +221,11 @@ def _mend(
 _OVER = TxnState.COMMITTED, None
 
 
-def finish_late(driver: Driver, decision: Decision) -> None:
+def finish_late(driver: Driver, decision: Decision) -> bool:
     """Finish a decided batch before a later one is planned. Its COMMIT counts, whatever the log or
     Spark holds after it: a transaction of it that is open was not committed, one that is aborted is
-    lost, and one of which its store knows nothing was committed long ago. Raises what `finish`
-    raises.
+    lost, and one of which its store knows nothing was committed long ago. False: nothing was left
+    to do. Raises what `finish` raises.
     """
     check_own(driver, decision)
     cs = [c for c in decision.committables if c.participant in driver.participants]
@@ -237,6 +237,7 @@ def finish_late(driver: Driver, decision: Decision) -> None:
                 gone = rows_gone(driver, late)
                 done = _commit_all(driver, decision, late, lambda: False, gone)
                 end_gates(driver, done or decision, gates)
+        return bool(late or gates)
 
 
 def complete(driver: Driver, decision: Decision) -> None:
