@@ -17,17 +17,17 @@ __all__ = ['any_aborted', 'write_in_background', 'precommit_unflushed', 'begin_a
            'pass_over_in_silence', 'note_in_the_chain', 'sweep_once', 'sweep_drained_at_once', 'sweep_drained_never',
            'repair_nothing', 'skip_unclear', 'uncommitted_is_aborted', 'refused_is_uncommitted', 'refused_is_aborted',
            'final_unasked', 'win_further', 'salvage_unrecorded', 'commit_unrepaired', 'claim_no_repair',
-           'never_repaired', 'claim_by_lost', 'write_what_is_there', 'salvage_uncompared', 'check_no_later_batch',
-           'repaired_anyhow', 'may_reopen_unasked', 'old_claims_of_all', 'open_no_gate', 'decide_behind_a_late_gate',
-           'open_always', 'begin_gate_resending', 'check_rows_only', 'decide_without_gate', 'commit_after_the_gate',
-           'mend_after_the_gate', 'await_nothing', 'nothing_ending', 'no_strays', 'no_strays_of_others',
-           'strays_of_one_batch', 'end_gates_asked_first', 'whole_unasked', 'end_no_gate', 'end_hopefully',
-           'no_gates_left', 'spare_rows_only', 'end_nothing_unused', 'never_fallen', 'sweep_both_parities',
-           'topic_log_of_all', 'topic_log_of_the_newest', 'claim_unchecked', 'miss_nobody', 'believe_the_place',
-           'believe_the_key', 'written_asked_last', 'named_all', 'finish_what_is_open', 'finish_by_name',
-           'unfinished_anyhow', 'never_gone_on', 'finish_and_repair', 'finish_and_sweep', 'finish_and_end_gate',
-           'abort_nothing', 'finish_later', 'strays_of_all_claims', 'abort_without_gate', 'spare_nothing',
-           'token_without_random', 'precommit_always']
+           'never_repaired', 'finish_before_in_line', 'claim_by_lost', 'write_what_is_there', 'salvage_uncompared',
+           'check_no_later_batch', 'repaired_anyhow', 'may_reopen_unasked', 'old_claims_of_all', 'open_no_gate',
+           'decide_behind_a_late_gate', 'open_always', 'begin_gate_resending', 'check_rows_only', 'decide_without_gate',
+           'commit_after_the_gate', 'mend_after_the_gate', 'await_nothing', 'nothing_ending', 'no_strays',
+           'no_strays_of_others', 'strays_of_one_batch', 'end_gates_asked_first', 'whole_unasked', 'end_no_gate',
+           'end_hopefully', 'no_gates_left', 'spare_rows_only', 'end_nothing_unused', 'never_fallen',
+           'sweep_both_parities', 'topic_log_of_all', 'topic_log_of_the_newest', 'claim_unchecked', 'miss_nobody',
+           'believe_the_place', 'believe_the_key', 'written_asked_last', 'named_all', 'finish_what_is_open',
+           'finish_by_name', 'unfinished_anyhow', 'never_gone_on', 'finish_and_repair', 'finish_and_sweep',
+           'finish_and_end_gate', 'abort_nothing', 'finish_later', 'strays_of_all_claims', 'abort_without_gate',
+           'spare_nothing', 'token_without_random', 'precommit_always']
 
 # %% ../../../nbs/proof/model/08_broken_steps.ipynb #c002
 import itertools
@@ -57,7 +57,7 @@ from ...protocol.phases import salvage as salvage_phase
 from ...protocol.phases.claim import claim, next_attempt
 from ...protocol.phases.decide import abort, decide
 from ...protocol.phases.describe import check_open, describe_all
-from ...protocol.phases.finish import finish
+from ...protocol.phases.finish import finish, finish_late
 from ...protocol.phases.gate import closing
 from ...protocol.phases.gate.opening import open_gates
 from ...protocol.phases.precommit import precommit
@@ -577,6 +577,14 @@ def claim_no_repair(driver: Driver, judged: Judgement) -> Plan:
 # %% ../../../nbs/proof/model/08_broken_steps.ipynb #d1b288f3
 def never_repaired(log: DecisionLog, decision: Decision) -> bool:
     """A planner goes on in its line after another run has repaired its batch."""
+    return False
+
+
+def finish_before_in_line(driver: Driver, batch_id: int, listing: Listing) -> bool:
+    """A planner goes on in its line after it has finished, or repaired, the batch before."""
+    decided = newest_commit(listing)
+    if decided and decided.slot.batch_id < batch_id:
+        finish_late(driver, decided)
     return False
 
 
