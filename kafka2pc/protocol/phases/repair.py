@@ -51,7 +51,7 @@ def repair(
             lost = lost[: len(lost) // 2] or lost  # the rest is handed over again
     return None
 
-
+# %% ../../../nbs/protocol/phases/17_repair.ipynb #c109
 def _judge(driver: Driver, decision: Decision, over: Callable[[], bool]) -> Judgement | None:
     with driver.history.of("verify", batch_id=decision.slot.batch_id):
         judged = judge(driver, decision)
