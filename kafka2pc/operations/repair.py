@@ -59,7 +59,7 @@ from kafka2pc.protocol.participant import (
 )
 from ..protocol.phases.describe import describe_all
 from ..protocol.phases.finish import check_own, complete
-from ..protocol.phases.gone import places_gone, removed_rows
+from ..protocol.phases.gone import of_kind, places_gone, removed_rows
 from ..protocol.phases.identity import check_identity, check_record
 from ..protocol.phases.reopen import may_reopen
 from ..protocol.phases.sweep import left_open, sweep_and_check
@@ -546,8 +546,7 @@ def _steps_of(driver: Driver, decision: Decision) -> list[RestoreStep]:
     """What is left to do for each transaction of a decision, in the stores of the driver."""
     cs = [c for c in decision.committables if c.participant in driver.participants]
     found = removed_rows(driver, cs, open_there=True)
-    there = {c: [g for g in gone if not g.ended] for c, gone in found.items()}
-    removed = {c: gone for c, gone in there.items() if gone}
+    removed = of_kind(found, ended=False)
     # rule 7: asked after the rows, because what is committed may go like any rows
     states = {c: s.state for c, s in zip(cs, describe_all(driver, cs), strict=True)}
     ended = _ended_there(driver, states, found)

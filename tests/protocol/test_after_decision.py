@@ -18,7 +18,9 @@ from kafka2pc.protocol.errors import (
     NotAuthorized,
     OutcomeUnknown,
     Refused,
+    Reopened,
     ReplayDiffers,
+    Superseded,
 )
 from kafka2pc.protocol.log.decisions import Slot
 from kafka2pc.protocol.log.questions import newest_record
@@ -28,8 +30,12 @@ from kafka2pc.protocol.messages import Mode
 from kafka2pc.protocol.participant import Description, Gone, Outcome
 from kafka2pc.protocol.phases.commit import commit
 from kafka2pc.protocol.phases.decide import decide
+from kafka2pc.protocol.phases.finish import complete
 from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.protocol.phases.restore import restore
+from kafka2pc.protocol.phases.salvage import _claim
+from kafka2pc.protocol.phases.sweep import sweep
+from kafka2pc.protocol.phases.verify import judge
 from kafka2pc.protocol.policies import retry_unknown
 from kafka2pc.protocol.states import TxnState
 
@@ -422,6 +428,117 @@ def test_what_cannot_be_copied_in_one_transaction_is_copied_in_several():
     store.expire()
     assert restore(driver, 0).mode is Mode.DRAIN
     assert (store.read(), store.in_doubt(driver.query_id)) == (list("abcde"), [])
+
+
+class Suspending(Keeping):
+    """The driver is suspended, once, at its first call of `verb`: `sleep` is what others do."""
+
+    def __init__(self, verb):
+        super().__init__()
+        self.verb, self.sleep = verb, None
+
+    def _at(self, verb, answer):
+        sleep, self.sleep = self.sleep, self.sleep if verb != self.verb else None
+        if sleep and verb == self.verb:
+            sleep()
+        return answer
+
+    def final(self, cs):
+        return self._at("final", super().final(cs))
+
+    def describe(self, cs, **more):
+        self._at("describe", None)
+        return super().describe(cs, **more)
+
+    def write_again(self, lost, plan):
+        return self._at("write_again", super().write_again(lost, plan))
+
+
+def repaired_by_another(driver, rows):
+    """Another run repairs batch 0, then the topic removes `rows` of what was aborted."""
+
+    def sleep():
+        restore(driver, 0, offsets_hash="offsets")
+        [store] = driver.participants.values()
+        store.records = [(name, row) for name, row in store.records if (name, row) not in rows]
+
+    return sleep
+
+
+def test_a_suspended_salvage_writes_nothing_that_another_run_has_repaired():
+    """The other run has ended the copy of the first one, which then would write half of it."""
+    store = Suspending("write_again")
+    driver = driver_of(store)
+    aborted(driver, "a", "b", "c", committed=1)
+    store.sleep = repaired_by_another(driver, [])
+    assert restore(driver, 0, offsets_hash="offsets").mode is Mode.DRAIN
+    assert store.read() == ["a", "b", "c"]
+    assert kinds(driver) == ["ABORT", "COMMIT", "CLAIM", "CLAIM", "REPAIR"]
+
+
+def test_a_suspended_salvage_of_one_transaction_follows_the_repair_of_another_run():
+    store = Suspending("write_again")
+    driver = driver_of(store)
+    aborted(driver, "a", "b", committed=1)
+    store.sleep = repaired_by_another(driver, [])
+    assert restore(driver, 0, offsets_hash="offsets").mode is Mode.DRAIN
+    assert store.read() == ["a", "b"]
+
+
+def test_rows_that_are_gone_after_another_run_has_repaired_them_are_not_lost():
+    store = Suspending("final")
+    driver = driver_of(store)
+    _, lost, _ = aborted(driver, "a", "b", "c", committed=1).committables
+    store.sleep = repaired_by_another(driver, [(key(lost), "b")])
+    assert restore(driver, 0, offsets_hash="offsets").mode is Mode.DRAIN
+    assert store.read() == ["a", "b", "c"]
+
+
+def test_a_suspended_repair_asks_again_whether_spark_has_the_batch():
+    """Meanwhile an operator has written the rows by hand, and `skip` lets the query go on."""
+    done = set()
+    store = Suspending("write_again")
+    driver = driver_of(store, spark_committed=done.__contains__)
+    aborted(driver, "a", "b", "c", committed=1)
+
+    def skipped():
+        restore(driver.within(lost_transactions="skip"), 0, offsets_hash="offsets")
+        done.add(0)
+        store.expire()
+
+    store.sleep = skipped
+    with pytest.raises(Superseded, match="another run has finished it"):
+        restore(driver, 0, offsets_hash="offsets")
+    assert store.read() == ["a"] and kinds(driver)[-1] == "CLAIM"
+
+
+def test_what_cannot_be_copied_in_time_is_reopened_if_spark_replays_it():
+    """An operator repairs the batch: Spark does not replay it at this moment."""
+
+    class TooSlow(MemoryParticipant):
+        def write_again(self, lost, plan):
+            raise Refused("the copy took too long")
+
+    driver = driver_of(TooSlow())
+    decided = aborted(driver, "a", "b")
+    with pytest.raises(Reopened):
+        complete(driver, decided)
+    assert kinds(driver)[-1] == "LOST"
+
+
+def test_a_planner_that_finishes_the_batch_before_late_claims_the_next_one():
+    """An operator has written commits/0 by hand. Between the planner's first look at the log and
+    its own repair, another repair claims the batch; its sweep aborts what has an older claim.
+    """
+    store, tokens = Suspending("describe"), []
+    driver = driver_of(store, spark_committed=lambda batch_id: batch_id == 0)
+    decided = aborted(driver, "a", "b", committed=1)
+    store.sleep = lambda: tokens.append(_claim(driver, judge(driver, decided)).token)
+    plan = restore(driver, 1, mine=decided.token)
+    message = precommit([store], plan, [["c"]])
+    assert sweep(driver, *tokens) == []
+    commit(driver, [message], 1)
+    assert store.read() == ["a", "b", "c"]
 
 
 def test_skip_writes_nothing_again():

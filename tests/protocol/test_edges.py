@@ -320,6 +320,24 @@ def test_a_log_that_has_gone_on_is_not_left_for_its_older_copy():
     assert newest_record(old).kind == "COMMIT" and newest_record(moved.log).kind == "COMMIT"
 
 
+def test_an_adoption_looks_again_if_a_run_decides_before_it_writes():
+    """Else the next run has no store for a part of what is decided."""
+
+    class Overtaken(MemoryLog):
+        def create(self, decision, *late):
+            if decision.adopts:
+                decide(both, plan, [message])
+            return super().create(decision, *late)
+
+    stores = MemoryParticipant("kafka"), MemoryParticipant("second")
+    both = driver_of(Overtaken(), *stores)
+    plan = restore(both, 0)
+    message = written(both, plan)
+    with pytest.raises(UnfinishedBatch, match="decided for second"):
+        adopt(replace(both, participants={"kafka": stores[0]}))
+    assert [d.kind for d in both.log.chain(0)] == ["ABORT", "COMMIT"]
+
+
 def test_an_adoption_that_was_cut_off_is_made_again():
     old, store = MemoryLog("old"), MemoryParticipant()
     write(driver_of(old, store), 0)

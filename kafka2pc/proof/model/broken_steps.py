@@ -17,17 +17,17 @@ __all__ = ['any_aborted', 'write_in_background', 'precommit_unflushed', 'begin_a
            'finish_nothing', 'knows_token_always', 'pass_over_in_silence', 'note_in_the_chain', 'sweep_once',
            'sweep_drained_at_once', 'sweep_drained_never', 'repair_nothing', 'skip_unclear', 'uncommitted_is_aborted',
            'refused_is_uncommitted', 'refused_is_aborted', 'final_unasked', 'win_further', 'salvage_unrecorded',
-           'commit_unrepaired', 'claim_no_repair', 'never_repaired', 'claim_by_lost', 'write_what_is_there',
-           'check_no_later_batch', 'repaired_anyhow', 'may_reopen_unasked', 'old_claims_of_all', 'open_no_gate',
-           'decide_behind_a_late_gate', 'open_always', 'begin_gate_resending', 'check_rows_only', 'decide_without_gate',
-           'commit_after_the_gate', 'mend_after_the_gate', 'await_nothing', 'nothing_ending', 'no_strays',
-           'no_strays_of_others', 'strays_of_one_batch', 'end_gates_asked_first', 'whole_unasked', 'end_no_gate',
-           'end_hopefully', 'no_gates_left', 'spare_rows_only', 'end_nothing_unused', 'never_fallen',
-           'sweep_both_parities', 'topic_log_of_all', 'topic_log_of_the_newest', 'claim_unchecked', 'miss_nobody',
-           'believe_the_place', 'believe_the_key', 'written_asked_last', 'named_all', 'finish_what_is_open',
-           'finish_by_name', 'unfinished_anyhow', 'never_gone_on', 'finish_and_repair', 'finish_and_sweep',
-           'finish_and_end_gate', 'abort_nothing', 'finish_later', 'strays_of_all_claims', 'abort_without_gate',
-           'spare_nothing', 'token_without_random', 'precommit_always']
+           'commit_unrepaired', 'claim_no_repair', 'never_repaired', 'finish_before_in_line', 'claim_by_lost',
+           'write_what_is_there', 'salvage_uncompared', 'check_no_later_batch', 'repaired_anyhow', 'may_reopen_unasked',
+           'old_claims_of_all', 'open_no_gate', 'decide_behind_a_late_gate', 'open_always', 'begin_gate_resending',
+           'check_rows_only', 'decide_without_gate', 'commit_after_the_gate', 'mend_after_the_gate', 'await_nothing',
+           'nothing_ending', 'no_strays', 'no_strays_of_others', 'strays_of_one_batch', 'end_gates_asked_first',
+           'whole_unasked', 'end_no_gate', 'end_hopefully', 'no_gates_left', 'spare_rows_only', 'end_nothing_unused',
+           'never_fallen', 'sweep_both_parities', 'topic_log_of_all', 'topic_log_of_the_newest', 'claim_unchecked',
+           'miss_nobody', 'believe_the_place', 'believe_the_key', 'written_asked_last', 'named_all',
+           'finish_what_is_open', 'finish_by_name', 'unfinished_anyhow', 'never_gone_on', 'finish_and_repair',
+           'finish_and_sweep', 'finish_and_end_gate', 'abort_nothing', 'finish_later', 'strays_of_all_claims',
+           'abort_without_gate', 'spare_nothing', 'token_without_random', 'precommit_always']
 
 # %% ../../../nbs/proof/model/08_broken_steps.ipynb #c002
 import itertools
@@ -44,7 +44,7 @@ from .systems import UNKNOWN
 from .world import QUERY, Bounds, Worker, World, name_of, spell
 from ...protocol.clock import Moment
 from ...protocol.driver import Driver
-from ...protocol.errors import OutcomeUnknown
+from ...protocol.errors import OutcomeUnknown, Refused
 from ...protocol.history import History
 from ...protocol.log.decisions import LOST, Decision, Identity, Slot
 from ...protocol.log.questions import commit_of, later_batch, newest_commit
@@ -57,14 +57,14 @@ from ...protocol.phases import salvage as salvage_phase
 from ...protocol.phases.claim import claim, next_attempt
 from ...protocol.phases.decide import abort, decide
 from ...protocol.phases.describe import check_open, describe_all
-from ...protocol.phases.finish import finish
+from ...protocol.phases.finish import finish, finish_late
 from ...protocol.phases.gate import closing
 from ...protocol.phases.gate.opening import open_gates
 from ...protocol.phases.precommit import precommit
 from ...protocol.phases.requests import send, send_all
 from ...protocol.phases.restore import restore
 from ...protocol.phases.sweep import abort_left, sweep
-from ...protocol.phases.verify import Judgement, final_states
+from ...protocol.phases.verify import Judgement, final_states, judge
 from ...protocol.states import TxnState
 
 # %% ../../../nbs/proof/model/08_broken_steps.ipynb #c006
@@ -522,7 +522,11 @@ def sweep_drained_never(driver: Driver, decided: Decision) -> None:
 
 # %% ../../../nbs/proof/model/08_broken_steps.ipynb #c070
 def repair_nothing(
-    driver: Driver, decision: Decision, lost: Sequence[Committable], replayed: bool
+    driver: Driver,
+    decision: Decision,
+    lost: Sequence[Committable],
+    replayed: bool,
+    over: Callable[[], bool],
 ) -> None:
     """What was aborted is reported, and not written again."""
 
@@ -588,6 +592,16 @@ def never_repaired(log: DecisionLog, decision: Decision) -> bool:
     return False
 
 
+def finish_before_in_line(
+    driver: Driver, batch_id: int, listing: Listing, *, in_line: bool
+) -> bool:
+    """A planner goes on in its line after it has finished, or repaired, the batch before."""
+    decided = newest_commit(listing)
+    if decided and decided.slot.batch_id < batch_id:
+        finish_late(driver, decided)
+    return False
+
+
 def claim_by_lost(driver: Driver, batch_id: int, listing: Listing | None = None) -> Decision:
     """A run that finds LOST takes it for its claim."""
     listing = listing or driver.log.listing()
@@ -601,6 +615,17 @@ def write_what_is_there(store: StepStore, lost: Sequence[Committable], plan: Pla
         txn.write(row for rows in found for row in rows or ())
         txn.flush()
         return txn.precommit()
+
+
+def salvage_uncompared(driver: Driver, judged: Judgement, lost: Sequence[Committable]) -> Decision:
+    """Behind a copy that failed, a run judges again, and does not look what the COMMIT has now."""
+    try:
+        return salvage_phase.salvage(driver, judged, lost)
+    except Refused:
+        again = judge(driver, judged.decision)
+        if again is None or len(lost) == 1:
+            raise
+    return salvage_uncompared(driver, again, lost[: len(lost) // 2])
 
 
 def check_no_later_batch(driver: Driver, batch_id: int) -> None:

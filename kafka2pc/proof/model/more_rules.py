@@ -4,13 +4,15 @@
 
 # %% auto #0
 __all__ = ['MORE_RULES', 'HARMLESS', 'LIMITS', 'suspend_first_repair', 'suspend_first_salvage', 'suspend_second_salvage',
-           'suspend_second_repair', 'strike_first_try', 'suspend_second_run_at_gate', 'suspend_first_of_three']
+           'suspend_second_repair', 'suspend_first_copy', 'suspend_third_repair', 'strike_first_try',
+           'suspend_second_run_at_gate', 'suspend_first_of_three']
 
 # %% ../../../nbs/proof/model/10_more_rules.ipynb #cc89b46e
 from dataclasses import replace
 
 # %% ../../../nbs/proof/model/10_more_rules.ipynb #8a344e6b
 from . import broken_steps as broken
+from .replay import OF_DRIVER
 from kafka2pc.proof.model.rules import (
     CLAIMS,
     LOST,
@@ -26,6 +28,7 @@ from kafka2pc.proof.model.rules import (
 )
 from .steps import Model, Step
 from .world import Config, Worker, worker_in
+from ...protocol.states import TxnState
 
 # %% ../../../nbs/proof/model/10_more_rules.ipynb #9a62308b
 MORE_RULES: dict[str, Rule] = {}
@@ -218,6 +221,67 @@ MORE_RULES |= {
         (("restore.check_passed_over", broken.pass_over_in_silence),),
         "repair",
         lone=True,
+    ),
+}
+
+# %% ../../../nbs/proof/model/10_more_rules.ipynb #b7d20c42
+def suspend_first_copy(m: Model, s: Step) -> bool:
+    """Behind the COMMIT, the transactions of task 1 and those after it time out. Run 1 begins to
+    write their rows again, and then checks nothing until run 2 has repaired the batch.
+    """
+    kinds = _kinds(m, s)
+    if s.actor in ("clock", "Kafka"):
+        return kinds[-1:] == ["COMMIT"] and worker_in(s.action[1]).slot > 0
+    copies = any(worker_in(t.id)[:2] == (1, OF_DRIVER) for t in s.answer.world.txns)
+    if "D2" in s.actor:
+        return copies
+    return not copies or s.action[0] != "describe" or "REPAIR" in kinds
+
+
+MORE_RULES |= {
+    "compare what is judged again": Rule(
+        "a repair that goes on does not ask whether another run has repaired the batch",
+        "DUPLICATE",
+        Config(batches=1, slots=(3,), timeout=2),
+        (("repair.salvage", broken.salvage_uncompared),),
+        "repair",
+        suspend_first_copy,
+    ),
+}
+
+# %% ../../../nbs/proof/model/10_more_rules.ipynb #b7d20c45
+def suspend_third_repair(m: Model, s: Step) -> bool:
+    """Run 1 dies behind its COMMIT, task 1 times out, and an operator writes commits/0. Run 2 has
+    the planner of run 1, and is about to finish batch 0 when run 3 claims its repair; run 3 is
+    suspended before its sweep until run 2 writes batch 1.
+    """
+    world, verb = s.answer.world, s.action[0]
+    first, second, _ = m.runs(s.state)
+    if s.actor in ("clock", "Kafka"):
+        return first.phase == "dead" and worker_in(s.action[1]).slot == 1
+    if verb == "dies":
+        return s.actor == "D1" and any(t.state is TxnState.COMMITTED for t in world.txns)
+    if "D1" in s.actor:
+        return verb != "end" or worker_in(s.action[1]).slot == 0
+    if verb == "inherits":
+        return s.actor == "D2" and bool(world.topic and world.commits)
+    if verb == "starts":
+        return s.actor == "D3" and m.calls[second.call].end[1][0] == "describe"
+    claimed = "CLAIM" in _kinds(m, s)
+    if s.actor == "D2":
+        return claimed or verb != "describe"
+    writes = any(worker_in(t.id)[:2] in ((2, 0), (2, 1)) for t in world.txns)
+    return s.actor != "D3" or not claimed or verb == "create" or writes
+
+# %% ../../../nbs/proof/model/10_more_rules.ipynb #b7d20c47
+MORE_RULES |= {
+    "no line behind a late repair": Rule(
+        "a planner does not ask whether the batch that it has finished late was repaired",
+        LOST,
+        replace(_PART, drivers=3, batches=2, crash=1, by_hand=1, inherit=1),
+        (("restore._finish_before", broken.finish_before_in_line),),
+        "repair",
+        suspend_third_repair,
     ),
 }
 

@@ -29,15 +29,15 @@ def _newest(driver: Driver) -> Decision:
     return newest
 
 
-def _check_decided_for(driver: Driver, newest: Decision, stores: dict[str, str]) -> None:
+def _check_decided_for(log: DecisionLog, newest: Decision, stores: dict[str, str]) -> None:
     """Raises `UnfinishedBatch` if the newest batch is decided for a participant that is missing."""
-    decided = commit_of(driver.log, newest.slot.batch_id)
+    decided = commit_of(log, newest.slot.batch_id)
     if decided is None:
         return
     missing = sorted({c.participant for c in decided.committables} - set(stores))
     if missing:
         raise UnfinishedBatch(
-            f"query {driver.query_id}, batch {newest.slot.batch_id}: it is decided for"
+            f"query {newest.query_id}, batch {newest.slot.batch_id}: it is decided for"
             f" {', '.join(missing)}",
             risk=DECIDED,
         )
@@ -48,6 +48,7 @@ def _write_adopt(
 ) -> Decision:
     """ADOPT in the first free slot behind `newest`."""
     while True:
+        _check_decided_for(log, newest, dict(stores))
         slot = Slot(newest.slot.batch_id, newest.slot.attempt + 1)
         wanted = Decision(
             query_id=driver.query_id,
@@ -85,7 +86,6 @@ def adopt(driver: Driver, left: DecisionLog | None = None) -> Decision | None:
     stores = driver.stores() or newest.stores
     if (newest.identity, newest.stores) == (driver.identity(), stores):
         return None
-    _check_decided_for(driver, newest, dict(stores))
     if left:
         _mark_left(driver, left, newest, stores)
     return _write_adopt(driver, driver.log, newest, stores)

@@ -214,7 +214,7 @@ def _mend(
     """Write again what was lost, and commit that; or report the loss."""
     missing: Mapping[Committable, tuple[Gone, ...]] = {}
     try:
-        repaired = repair(driver, decision, lost, replayed)
+        repaired = repair(driver, decision, lost, replayed, over)
     except RowsMissing as e:
         repaired, missing = None, e.gone
     if repaired is None:
@@ -227,11 +227,11 @@ def _mend(
 _OVER = TxnState.COMMITTED, None
 
 
-def finish_late(driver: Driver, decision: Decision, *, look: bool = True) -> None:
+def finish_late(driver: Driver, decision: Decision, *, look: bool = True) -> bool:
     """Finish a decided batch before a later one is planned. Its COMMIT counts, whatever the log or
     Spark holds after it: a transaction of it that is open was not committed, one that is aborted is
     lost, and one of which its store knows nothing was committed long ago. `look`: also for what was
-    aborted where its rows are. Raises what `finish` raises.
+    aborted where its rows are. False: nothing was left to do. Raises what `finish` raises.
     """
     check_own(driver, decision)
     cs = [c for c in decision.committables if c.participant in driver.participants]
@@ -247,6 +247,7 @@ def finish_late(driver: Driver, decision: Decision, *, look: bool = True) -> Non
         aborted = aborted_parts(driver, (done or decision).committables) if look else []
         if aborted:
             _mend(driver, done or decision, aborted, lambda: False, {}, replayed=False)
+        return bool(late or gates or aborted)
 
 
 def complete(driver: Driver, decision: Decision) -> None:

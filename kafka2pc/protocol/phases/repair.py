@@ -6,11 +6,11 @@
 __all__ = ['repair']
 
 # %% ../../../nbs/protocol/phases/17_repair.ipynb #c002
-from typing import Sequence
+from typing import Callable, Sequence
 
 # %% ../../../nbs/protocol/phases/17_repair.ipynb #c003
 from ..driver import Driver
-from ..errors import PrecommitFailed, Refused
+from ..errors import PrecommitFailed, Refused, Superseded
 from ..log.decisions import Decision
 from ..messages import Committable
 from ..participant import RowsMissing
@@ -21,44 +21,53 @@ from ..states import TxnState
 
 # %% ../../../nbs/protocol/phases/17_repair.ipynb #c004
 def repair(
-    driver: Driver, decision: Decision, lost: Sequence[Committable], replayed: bool
+    driver: Driver,
+    decision: Decision,
+    lost: Sequence[Committable],
+    replayed: bool,
+    over: Callable[[], bool],
 ) -> Decision | None:
     """`lost`: refused, and not committed, after commit was sent for all of the COMMIT.
     Returns the COMMIT with other transactions to commit; None: nothing can be done. `replayed`:
-    Spark writes the batch again if nothing of it is there. Raises `Reopened`, `RowsMissing`, and
-    what `salvage` raises.
+    Spark writes the batch again if nothing of it is there. `over`: has another run finished the
+    batch? Raises `Superseded` then, `Reopened`, `RowsMissing`, and what `salvage` raises.
     """
-    if not lost or driver.policy.lost_transactions != "repair":
-        return None
+    failed: Exception | None = None
+    while lost and driver.policy.lost_transactions == "repair":
+        judged = _judge(driver, decision, over)
+        if judged is None:
+            return None
+        # another run has repaired it, perhaps while this one was suspended in its own repair
+        if judged.decision.committables != decision.committables:
+            return judged.decision
+        _reopen(driver, judged, replayed, failed)
+        lost = [c for c in lost if judged.states.get(c) is TxnState.ABORTED]
+        try:
+            return salvage(driver, judged, lost) if lost else None
+        except RowsMissing as e:
+            failed = e
+        except (PrecommitFailed, Refused) as e:
+            failed = e if len(lost) == 1 else None
+            lost = lost[: len(lost) // 2] or lost  # the rest is handed over again
+    return None
+
+# %% ../../../nbs/protocol/phases/17_repair.ipynb #c109
+def _judge(driver: Driver, decision: Decision, over: Callable[[], bool]) -> Judgement | None:
     with driver.history.of("verify", batch_id=decision.slot.batch_id):
         judged = judge(driver, decision)
-    if judged is None:
-        return None
-    # another run has repaired it
-    if judged.decision.committables != decision.committables:
-        return judged.decision
-    if replayed and may_reopen(driver, judged):
-        raise reopen(driver, judged)
-    aborted = [c for c in lost if judged.states.get(c) is TxnState.ABORTED]
-    if not aborted:
-        return None
-    try:
-        return _salvage(driver, judged, aborted)
-    except RowsMissing:
-        again = judge(driver, decision)  # a record was written since
-        if again is None or not may_reopen(driver, again):
-            raise
-        raise reopen(driver, again) from None
+    if over():
+        raise Superseded(
+            f"batch {decision.slot.batch_id} of query {driver.query_id}: another run has finished"
+            " it"
+        )
+    return judged
 
 
-def _salvage(driver: Driver, judged: Judgement, aborted: Sequence[Committable]) -> Decision:
-    """Salvage all of them, or the first half if that takes longer than its transaction may: the
-    rest is handed over again.
+def _reopen(driver: Driver, judged: Judgement, replayed: bool, failed: Exception | None) -> None:
+    """Spark's replay comes before a salvage, and behind one that failed. Raises `failed` if the
+    batch is not reopened.
     """
-    try:
-        return salvage(driver, judged, aborted)
-    except (PrecommitFailed, Refused):
-        again = judge(driver, judged.decision)
-        if again is None or len(aborted) == 1:
-            raise
-    return _salvage(driver, again, aborted[: len(aborted) // 2])
+    if (replayed or failed) and may_reopen(driver, judged):
+        raise reopen(driver, judged) from None
+    if failed:
+        raise failed

@@ -60,7 +60,9 @@ def _restore(driver: Driver, batch_id: int, offsets_hash: str, mine: Token | Non
     check_only_log(driver, batch_id, known)
     in_line = mine and _is_next_in_line(listing, batch_id, mine)
     if not (in_line and driver.policy.one_process):
-        _finish_before(driver, batch_id, listing, in_line=bool(in_line))  # rule 6
+        if _finish_before(driver, batch_id, listing, in_line=bool(in_line)):  # rule 6
+            # a run that repairs that batch aborts what is open under the token of this one
+            in_line = mine and _is_next_in_line(driver.log.listing(), batch_id, mine)
     if mine and in_line:
         return _plan(driver, Slot(batch_id, 0), mine, offsets_hash)
     if later_batch(listing, batch_id):  # a claim would stay in the log, one for each such start
@@ -75,13 +77,15 @@ def _restore(driver: Driver, batch_id: int, offsets_hash: str, mine: Token | Non
     return _plan(driver, Slot(batch_id, claimed.slot.attempt + 1), claimed.token, offsets_hash)
 
 # %% ../../../nbs/protocol/phases/09_restore.ipynb #c090
-def _finish_before(driver: Driver, batch_id: int, listing: Listing, *, in_line: bool) -> None:
+def _finish_before(driver: Driver, batch_id: int, listing: Listing, *, in_line: bool) -> bool:
     """Finish the newest decision, if it is of an earlier batch. Spark says that it is done, but it
-    says so also if the error of its `commit` was caught. `in_line`: this run has decided it.
+    says so also if the error of its `commit` was caught. `in_line`: this run has decided it. True:
+    something was left to do.
     """
     newest = newest_commit(listing)
-    if newest and newest.slot.batch_id < batch_id:
-        finish_late(driver, newest, look=not in_line)
+    if newest is None or newest.slot.batch_id >= batch_id:
+        return False
+    return finish_late(driver, newest, look=not in_line)
 
 
 def _sweep_below(driver: Driver, claimed: Decision) -> None:

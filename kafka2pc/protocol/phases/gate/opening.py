@@ -22,7 +22,8 @@ def gating(driver: Driver) -> list[OpensGate]:
 
 def open_gates(driver: Driver, plan: Plan) -> Plan:
     """The plan with an open gate in each store that has one; of its partitions the last one of each
-    topic. A batch that is drained needs none. Raises what a participant raises; the next claim ends what is open then.
+    topic. A batch that is drained needs none. Raises what a participant raises; the next claim ends
+    what is open then.
     """
     if plan.mode is Mode.DRAIN:
         return plan
