@@ -9,6 +9,7 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 from dead_query_fixtures import ROWS, DeadQuery, find_open, finding_of, names, newest_file, write
+from one_task_query import abort_there
 from shell import typed
 
 from kafka2pc.decision_logs.files import FileLog
@@ -31,6 +32,7 @@ from kafka2pc.protocol.phases.claim import claim
 from kafka2pc.protocol.phases.commit import commit
 from kafka2pc.protocol.phases.decide import decide
 from kafka2pc.protocol.phases.reopen import repair_record, win_repair
+from kafka2pc.protocol.phases.requests import send_all
 from kafka2pc.protocol.phases.restore import restore
 from kafka2pc.protocol.phases.verify import judge
 
@@ -123,6 +125,27 @@ def test_what_was_decided_and_timed_out_is_salvaged_by_the_printed_lines(kafka, 
     assert "2 salvaged, 1 committed; nothing is open any more.\n" in said[1]
     assert names(dead.doctor()) == {"one-copy"}
     assert typed(found.commands[1])[1] == 0, "asked again it finds nothing to do"
+
+
+@pytest.mark.parametrize("told", ["open", "committed"])
+def test_what_another_program_has_aborted_is_salvaged_by_the_printed_lines(dead, told):
+    dead.leave(decided=True)
+    decided = newest_commit(dead.log)
+    abort_there(dead.kafka.bootstrap_servers, decided.committables[0])
+    if told == "committed":
+        assert send_all(dead.run(), "commit", decided.committables, 0) == [Outcome.DONE] * 2
+    found = finding_of(
+        dead.doctor(),
+        "aborted-in-partition",
+        f"1 of its transactions were aborted afterwards in {dead.topic}-0, and their coordinator",
+        f"another program has aborted it in {dead.topic}-0",
+        "Another program has ended it where its rows are",
+    )
+    assert found.level == "danger"
+    said, statuses = zip(*map(typed, found.commands), strict=True)
+    assert statuses == (3, 0) and dead.seen() == ROWS
+    assert "To salvage, batch 0: 1 transaction, 2 records\n" in said[0]
+    assert names(dead.doctor()) == {"one-copy"}
 
 
 def remove(dead, offset):

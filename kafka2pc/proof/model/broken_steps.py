@@ -41,7 +41,7 @@ from . import replay
 from .replay import OF_DRIVER, StepStore, StepTxn, Transcript, topic_log
 from .steps import Model, Run
 from .systems import UNKNOWN
-from .world import QUERY, Bounds, Worker, World, name_of, spell
+from .world import QUERY, Bounds, Worker, World, name_of, spell, worker_in
 from ...protocol.clock import Moment
 from ...protocol.driver import Driver
 from ...protocol.errors import OutcomeUnknown, Refused
@@ -558,7 +558,7 @@ def final_unasked(driver: Driver, cs: Sequence[Committable]) -> dict:
 
 any_aborted = property(lambda judged: TxnState.ABORTED in judged.states.values())
 
-
+# %% ../../../nbs/proof/model/08_broken_steps.ipynb #c0700001
 def win_further(driver: Driver, wanted: Decision, late: Late = never_late) -> None:
     """A record of a repair goes one slot further, until it is in the log."""
     batch_id, attempt = wanted.slot
@@ -616,7 +616,7 @@ def write_what_is_there(store: StepStore, lost: Sequence[Committable], plan: Pla
         txn.flush()
         return txn.precommit()
 
-
+# %% ../../../nbs/proof/model/08_broken_steps.ipynb #d1b20001
 def salvage_uncompared(driver: Driver, judged: Judgement, lost: Sequence[Committable]) -> Decision:
     """Behind a copy that failed, a run judges again, and does not look what the COMMIT has now."""
     try:
@@ -681,7 +681,12 @@ def check_rows_only(
     driver: Driver, cs: Sequence[Committable], planned: Moment | None, batch_id: int
 ) -> Late:
     """The gate is not described before the decision."""
-    return check_open(driver, [c for c in cs if c.partitions], planned, batch_id)
+    return check_open(
+        driver,
+        [c for c in cs if worker_in(c.transactional_id).slot != OF_DRIVER],
+        planned,
+        batch_id,
+    )
 
 
 def decide_without_gate(
