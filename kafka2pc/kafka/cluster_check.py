@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Iterable
 
 # %% ../../nbs/kafka/01_cluster_check.ipynb #c003
+from .open_there import warn_of_unreadable
 from .records.checks import why_no_topic
 from .wire.cluster import Cluster
 from .wire.error_codes import topic_not_authorized
@@ -53,6 +54,7 @@ def _check_topics(cluster: Cluster, topics: list[str]) -> None:
     found = find_or_create_topics(cluster, topics)
     closed = [t for t in topics if t in found and found[t].may_write is False]
     missing = [t for t in topics if t not in found]
+    unreadable = [t for t in topics if t in found and found[t].may_read is False]
     if closed:
         raise topic_not_authorized(", ".join(closed))
     if missing:
@@ -68,6 +70,7 @@ def _check_topics(cluster: Cluster, topics: list[str]) -> None:
                 ' (guide, Moving over, "Topics").'
             ),
         )
+    warn_of_unreadable(cluster.cluster_id, unreadable)
 
 # %% ../../nbs/kafka/01_cluster_check.ipynb #4535daf2
 def _offers_two_phase(cluster: Cluster, probe_id: str, required: bool) -> bool:

@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Collection, Iterable, Iterator, Mapping, Sequence
 
 # %% ../../nbs/kafka/07_rows_gone.ipynb #cc0299f9
-from .open_there import LeaderSays, open_in, producers_requests
+from .open_there import LeaderSays, open_in, producers_requests, warn_of_unreadable
 from .wire import error_codes as codes
 from .wire.cluster import Cluster
 from .wire.connection import WireAnswer, WireRequest
@@ -93,11 +93,9 @@ def _questions(
 
 # %% ../../nbs/kafka/07_rows_gone.ipynb #7a000001
 def _note_rights(cluster: Cluster, rows: Iterable[WireAnswer]) -> None:
-    for row in rows:
-        if may_read(row) is False:
-            cluster.unreadable.add(row.name)
-        elif may_read(row):
-            cluster.unreadable.discard(row.name)
+    rights = {row.name: may_read(row) for row in rows}
+    cluster.unreadable -= {topic for topic, right in rights.items() if right}
+    cluster.unreadable |= {topic for topic, right in rights.items() if right is False}
 
 
 def _says(
@@ -111,6 +109,7 @@ def _says(
     )
     refused = codes.TOPIC_AUTHORIZATION_FAILED
     cluster.unreadable |= {w[0] for w, row in found[1].items() if row.error_code == refused}
+    warn_of_unreadable(cluster.cluster_id, sorted({w[0] for w in found[2]}))
     begins = {
         w: {(p.producer_id, p.epoch): p.first_offset for p in open_in(w[0], row)}
         for w, row in producers.items()

@@ -6,6 +6,7 @@ import logging
 from dataclasses import replace
 
 import pytest
+from confluent_kafka import Producer
 from one_task_query import ROWS, abort_there, new_query  # noqa: F401  (the fixture)
 
 from kafka2pc.protocol.errors import LostTransaction, Refused
@@ -120,6 +121,27 @@ def test_ended_after_the_decision_is_written_again_and_the_rest_is_not(query, en
         restore(query.start(), 1)
     assert sorted(query.seen()) == ROWS
     restore(query.start(), 1)
+    assert sorted(query.seen()) == ROWS
+
+
+def take_its_id(query, c):
+    """A producer with our id: InitProducerId aborts what is open."""
+    Producer(query.kafka.client_conf | {"transactional.id": c.transactional_id}).init_transactions(
+        30
+    )
+
+
+@pytest.mark.parametrize("end", [take_its_id, lambda query, c: query.store.abort(c)])
+@pytest.mark.parametrize("decided", [False, True])
+def test_an_end_through_the_coordinator_is_refused_or_written_again(query, decided, end):
+    driver, message = query.precommitted()
+    if decided:
+        decide(driver, message.plan, [message])
+    end(query, message.committables[0])
+    if not decided:
+        with pytest.raises(Refused, match="before the decision"):
+            commit(driver, [message], 0)
+    query.run()
     assert sorted(query.seen()) == ROWS
 
 

@@ -56,7 +56,8 @@ _OF_SINK = (
         "Read",
         "--topic {topic}",
         "rows that were decided and then aborted cannot be read back: only Spark's replay writes"
-        " them again",
+        " them again; that another program has ended a transaction in a partition is noticed only"
+        " before the decision, where nothing older is open",
         needed=False,
     ),
 )

@@ -51,7 +51,7 @@ from kafka2pc.operations.survey import (
 from ...protocol.clock import CLOCK
 from ...protocol.errors import NotAuthorized
 from ...protocol.log.questions import newest_commit
-from ...protocol.messages import Committable
+from ...protocol.messages import Committable, PreparedTxnState
 from ...protocol.participant import list_some
 
 # %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #7418a8b6
@@ -354,19 +354,29 @@ FINDINGS.update(
     }
 )
 
-
+# %% ../../../nbs/operations/doctor/04_transaction_checks.ipynb #313a0001
 def _hanging(exam: Examination, p: OpenProducer) -> Finding:
     """The finding about one hanging transaction."""
     abort = (
         f"abort --topic {shlex.quote(p.topic)} --partition {p.partition} --start-offset"
         f" {p.first_offset}"
     )
+    line = tool_line(exam, "kafka-transactions.sh", abort)
+    # what is decided must not be aborted
+    ours = _is_decided(exam, p)
+    named = ", and the newest decision of the query names it: start the query" if ours else ""
     return finding(
         "hanging",
         f"{p.topic}-{p.partition} holds an open transaction of producer id {p.producer_id} from"
-        f" offset {p.first_offset} on, and no coordinator knows it",
-        tool_line(exam, "kafka-transactions.sh", abort),
+        f" offset {p.first_offset} on, and no coordinator knows it{named}",
+        *([] if ours else [line]),
     )
+
+
+def _is_decided(exam: Examination, p: OpenProducer) -> bool:
+    newest = newest_commit(exam.query.log) if exam.query else None
+    states = {c.state for c in newest.committables} if newest else set()
+    return PreparedTxnState(p.producer_id, p.epoch) in states
 
 
 def check_hanging(exam: Examination) -> Iterator[Finding]:
