@@ -35,7 +35,7 @@ from kafka2pc.protocol.errors import (
     RecordsBroken,
     UnknownFormat,
 )
-from ..protocol.messages import Committable, PartitionRange
+from ..protocol.messages import Committable, PartitionRange, PreparedTxnState
 from ..protocol.participant import Gone, RowsMissing, list_some, parts_of
 from ..protocol.states import TxnState
 
@@ -45,7 +45,8 @@ _PAUSE_S = 0.1
 _COMMITTED = FetchSettings(wait_ms=100, patience_ms=2_000)
 _TOLD_S = 1.0  # the same, of what the coordinator has told
 _Where = tuple[str, int]  # topic and partition
-_Rows = tuple[Committable, PartitionRange]
+_Txn = tuple[str, PreparedTxnState]  # a Committable may list thousands of partitions: it is no key
+_Rows = tuple[_Txn, PartitionRange]
 
 
 def _stable_ends(cluster: Cluster, topics: Iterable[str]) -> dict[_Where, int]:
@@ -66,6 +67,10 @@ class _Place:
     at: int
 
     @property
+    def key(self) -> _Rows:
+        return _txn(self.c), self.rows
+
+    @property
     def where(self) -> _Where:
         return self.rows.topic, self.rows.partition
 
@@ -73,6 +78,10 @@ class _Place:
     def wanted(self) -> Wanted:
         topic_id = dict(self.c.topic_ids).get(self.rows.topic)
         return Wanted(*self.where, self.at, self.at + 1, UUID(topic_id) if topic_id else None)
+
+
+def _txn(c: Committable) -> _Txn:
+    return c.transactional_id, c.state
 
 
 def _places(cs: Iterable[Committable]) -> dict[_Where, list[_Place]]:
@@ -117,7 +126,7 @@ def _look(cluster: Cluster, asked: Mapping[_Where, _Place]) -> dict[_Rows, TxnSt
     found = {}
     for piece in _readable(cluster, [place.wanted for place in asked.values()]):
         place = asked[piece.wanted.topic, piece.wanted.partition]
-        found[place.c, place.rows] = _judged(place.c, piece)
+        found[place.key] = _judged(place.c, piece)
     return found
 
 # %% ../../nbs/kafka/09_aborted_rows.ipynb #9a000001
@@ -148,7 +157,7 @@ def _proven(
 
 def _rest(places: Sequence[_Place], found: Mapping[_Rows, TxnState | None]) -> list[_Place]:
     """What is still to be asked for: not the last row, if the first one has proven the end."""
-    return [p for p in places if not found.get((p.c, p.rows))]
+    return [p for p in places if not found.get(p.key)]
 
 # %% ../../nbs/kafka/09_aborted_rows.ipynb #c198d1951
 _LOG = logging.getLogger("kafka2pc")
@@ -165,7 +174,7 @@ def _parts(
     c: Committable, told: TxnState | None, proven: Mapping[_Rows, TxnState | None]
 ) -> dict[Committable, TxnState | None]:
     """The state of a transaction, or of each part of it. The log counts before the coordinator."""
-    by_log = {p: proven[c, p] for p in c.partitions if (c, p) in proven}
+    by_log = {p: proven[_txn(c), p] for p in c.partitions if (_txn(c), p) in proven}
     # other programs only abort, so the coordinator has committed what is committed anywhere
     if TxnState.COMMITTED in by_log.values():
         told = told or TxnState.COMMITTED
@@ -176,14 +185,15 @@ def _parts(
 # %% ../../nbs/kafka/09_aborted_rows.ipynb #9a000002
 def _warn_of_unseen(
     cs: Iterable[Committable],
-    told: Mapping[Committable, TxnState | None],
+    told: Mapping[_Txn, TxnState | None],
     proven: Mapping[_Rows, TxnState | None],
 ) -> None:
     unseen = [
         f"{p.topic}-{p.partition} from offset {p.first_offset} on"
         for c in cs
         for p in c.partitions
-        if told[c] is TxnState.COMMITTED and p.first_offset >= 0 and (c, p) not in proven
+        if told[_txn(c)] is TxnState.COMMITTED
+        if p.first_offset >= 0 and (_txn(c), p) not in proven
     ]
     if unseen:
         _LOG.warning(
@@ -200,14 +210,14 @@ def final_states(
     proven within about `patience_s`. Raises `BrokerUnreachable`, `NotAuthorized`.
     """
     described = describe_transactions(cluster, [c.transactional_id for c in cs])
-    told = {c: _told(c, described.get(c.transactional_id)) for c in cs}
-    all_told = lambda places: all(told[place.c] for place in places)
+    told = {_txn(c): _told(c, described.get(c.transactional_id)) for c in cs}
+    all_told = lambda places: all(told[_txn(place.c)] for place in places)
     least_s = min(_TOLD_S, patience_s)
     proven = _proven(cluster, cs, lambda left: least_s if all_told(left) else patience_s)
     _warn_of_unseen(cs, told, proven)
     found: dict[Committable, TxnState | None] = {}
     for c in cs:
-        found |= _parts(c, told[c], proven)
+        found |= _parts(c, told[_txn(c)], proven)
     return found
 
 # %% ../../nbs/kafka/09_aborted_rows.ipynb #c2a093a46
@@ -339,12 +349,12 @@ def copy_rows(
     """
     _check_gone(cluster, lost)
     owners = {(c.state.producer_id, c.state.epoch): c for c in lost}
-    places = {(c, p.topic, p.partition) for c in lost for p in c.partitions}
+    places = {(_txn(c), p.topic, p.partition) for c in lost for p in c.partitions}
     found: Counter[tuple[Committable, str, int]] = Counter()
     for wanted, batch in _batches(cluster, _ranges(cluster, lost)):
         owner = owners.get((batch.producer_id, batch.epoch))
         # a transaction may be lost in some of its partitions only
-        if owner is None or (owner, wanted.topic, wanted.partition) not in places:
+        if owner is None or (_txn(owner), wanted.topic, wanted.partition) not in places:
             continue
         found[owner, wanted.topic, wanted.partition] += batch.count
         # compaction has removed some: then the count is short
