@@ -9,58 +9,63 @@ __all__ = ['PATIENCE_S', 'final_states', 'oldest_row_ms', 'copy_rows']
 import logging
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
-from typing import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from uuid import UUID
 
 # %% ../../nbs/kafka/09_aborted_rows.ipynb #c1a753feb
 import pyarrow as pa
 
 # %% ../../nbs/kafka/09_aborted_rows.ipynb #c5cb9fc36
-from .read.fetcher import Piece, Wanted, pieces
+from .read.fetcher import NotFetched, Piece, Wanted, pieces
 from .read.settings import FetchSettings
 from .records.decoder import PackedBatch, unpack
 from .records.encoder import Section
 from .rows_gone import rows_gone
 from .transaction_states import description
-from .wire import error_codes as codes
 from .wire.cluster import Cluster
-from .wire.connection import NotYet
+from .wire.connection import NotYet, WireAnswer
 from .wire.descriptions import DescribedTransaction, describe_transactions
 from .wire.offsets import LATEST, list_in_order, list_offsets
-from .wire.topics import leaders_in, topic_rows
+from kafka2pc.kafka.wire.topics import (
+    is_other_topic,
+    leaders_in,
+    may_read,
+    topic_id_in,
+    topic_rows,
+)
 from .write.column_producer import ColumnTransaction
 from kafka2pc.protocol.errors import (
     BrokerUnreachable,
+    LostTransaction,
     NotAuthorized,
     RecordsBroken,
     UnknownFormat,
 )
-from ..protocol.messages import Committable, PartitionRange, PreparedTxnState
+from ..protocol.messages import Committable, PartitionRange, PreparedTxnState, affected
 from ..protocol.participant import Gone, RowsMissing, list_some, parts_of
 from ..protocol.states import TxnState
 
 # %% ../../nbs/kafka/09_aborted_rows.ipynb #c5b70066e
+_OUT_OF_RANGE = 1  # OFFSET_OUT_OF_RANGE: the log does not have this offset
 PATIENCE_S = 5.0  # how long nothing may be proven, until the rest is given up
 _PAUSE_S = 0.1
 _COMMITTED = FetchSettings(wait_ms=100, patience_ms=2_000)
-_TOLD_S = 1.0  # the same, of what the coordinator has told
+_TOLD_S = 1.0  # the same, of what the coordinator has told, while an open transaction is before it
 _Where = tuple[str, int]  # topic and partition
-_Txn = tuple[str, PreparedTxnState]  # a Committable may list thousands of partitions: it is no key
+_Txn = tuple[str, str, PreparedTxnState]  # `Committable.key`: it may list thousands of partitions
 _Rows = tuple[_Txn, PartitionRange]
 
 
-def _stable_ends(cluster: Cluster, topics: Iterable[str]) -> dict[_Where, int]:
-    """The last stable offset of each partition, where its leader says it."""
-    rows = topic_rows(cluster, set(topics))
-    rows = [row for row in rows if row.error_code != codes.TOPIC_AUTHORIZATION_FAILED]
+def _stable_ends(cluster: Cluster, rows: Sequence[WireAnswer]) -> dict[_Where, int]:
+    """The last stable offset of each partition, where its leader says it. `rows`: from Metadata."""
     leaders = {where: node for where, node in leaders_in(rows).items() if node >= 0}
     answers = list_offsets(cluster, leaders, LATEST, committed=True)
     return {where: row.offset for where, row in answers.items() if not row.error_code}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Place:
-    """Rows of a transaction in one partition, of which the one at offset `at` is asked for."""
+    """Rows of a transaction in one partition; the one at offset `at` is asked for."""
 
     c: Committable
     rows: PartitionRange
@@ -68,20 +73,20 @@ class _Place:
 
     @property
     def key(self) -> _Rows:
-        return _txn(self.c), self.rows
+        return self.c.key, self.rows
 
     @property
     def where(self) -> _Where:
         return self.rows.topic, self.rows.partition
 
     @property
+    def topic_id(self) -> str:
+        return dict(self.c.topic_ids).get(self.rows.topic, "")
+
+    @property
     def wanted(self) -> Wanted:
-        topic_id = dict(self.c.topic_ids).get(self.rows.topic)
-        return Wanted(*self.where, self.at, self.at + 1, UUID(topic_id) if topic_id else None)
-
-
-def _txn(c: Committable) -> _Txn:
-    return c.transactional_id, c.state
+        topic_id = UUID(self.topic_id) if self.topic_id else None
+        return Wanted(*self.where, self.at, self.at + 1, topic_id)
 
 
 def _places(cs: Iterable[Committable]) -> dict[_Where, list[_Place]]:
@@ -110,57 +115,95 @@ def _judged(c: Committable, piece: Piece) -> TxnState | None:
     return TxnState.ABORTED if aborted else TxnState.COMMITTED
 
 # %% ../../nbs/kafka/09_aborted_rows.ipynb #84e665f3
-def _readable(cluster: Cluster, wanted: Sequence[Wanted]) -> Iterator[Piece]:
+def _readable(
+    cluster: Cluster, wanted: Sequence[Wanted]
+) -> Iterator[tuple[Wanted, Piece | NotFetched]]:
     """What can be read of these ranges. One that cannot does not hide another."""
     try:
-        for _, piece in pieces(cluster, wanted, _COMMITTED):
-            if isinstance(piece, Piece):
-                yield piece
+        for number, piece in pieces(cluster, wanted, _COMMITTED):
+            yield wanted[number], piece
     except (NotAuthorized, RecordsBroken, UnknownFormat):
         for one in wanted if len(wanted) > 1 else ():
             yield from _readable(cluster, [one])
 
 
-def _look(cluster: Cluster, asked: Mapping[_Where, _Place]) -> dict[_Rows, TxnState | None]:
+def _look(cluster: Cluster, asked: Mapping[_Where, _Place]) -> dict[_Place, TxnState | None]:
     """How the rows at these offsets ended, as far as they can be read; None: they are not there."""
-    found = {}
-    for piece in _readable(cluster, [place.wanted for place in asked.values()]):
-        place = asked[piece.wanted.topic, piece.wanted.partition]
-        found[place.key] = _judged(place.c, piece)
+    found: dict[_Place, TxnState | None] = {}
+    for wanted, piece in _readable(cluster, [place.wanted for place in asked.values()]):
+        place = asked[wanted.topic, wanted.partition]
+        if isinstance(piece, Piece):
+            found[place] = _judged(place.c, piece)
+        elif piece.code == _OUT_OF_RANGE:
+            found[place] = None
     return found
+
+
+def _readable_by_us(
+    rows: Iterable[WireAnswer], left: Mapping[_Where, list[_Place]]
+) -> dict[_Where, list[_Place]]:
+    """Without the topics that this user may not READ, that are not there, or are others now."""
+    ids = {row.name: topic_id_in(row) for row in rows if may_read(row) is not False}
+    same = lambda place: not is_other_topic(place.topic_id, ids[place.where[0]])
+    return {w: places for w, places in left.items() if w[0] in ids and same(places[0])}
+
+# %% ../../nbs/kafka/09_aborted_rows.ipynb #9b000001
+_LOG = logging.getLogger("kafka2pc")
+
+
+def _rest(
+    places: list[_Place], new: Container[_Place], found: Mapping[_Rows, set[TxnState]]
+) -> list[_Place]:
+    """What is still to be asked for: not the last row, if the first one is committed."""
+    left = places[1:] if places[0] in new else places
+    while left and TxnState.COMMITTED in found.get(left[0].key, ()):
+        left = left[1:]
+    return left
+
+
+def _warn_of_unseen(left: Mapping[_Where, object]) -> None:
+    if left:
+        names = [f"{topic}-{partition}" for topic, partition in sorted(left)]
+        _LOG.warning(
+            "not checked if another program has aborted decided rows, because they cannot be read"
+            " so far: %s",
+            list_some(names),
+        )
 
 # %% ../../nbs/kafka/09_aborted_rows.ipynb #9a000001
 def _proven(
     cluster: Cluster, cs: Iterable[Committable], patience_s: Callable[[Iterable[_Place]], float]
-) -> dict[_Rows, TxnState | None]:
-    """How the rows in each partition ended, by the log; None: they are not there. What the log does
-    not show in time is left out. `patience_s`: how long the log may show nothing of what is left.
+) -> dict[_Rows, set[TxnState]]:
+    """How the rows in each partition ended, by the log; nothing: they are not there. What the log
+    does not show in time is left out. `patience_s`: how long it may show nothing of what is left,
+    if the leaders answer.
     """
     left = _places(cs)
-    found: dict[_Rows, TxnState | None] = {}
+    found: defaultdict[_Rows, set[TxnState]] = defaultdict(set)
     clock = cluster.clock
     stable: dict[_Where, int] = {}
     since_s = clock.monotonic()
-    while left and clock.monotonic() - since_s <= patience_s(p for ps in left.values() for p in ps):
-        asked = {w: places[0] for w, places in left.items() if places[0].at < stable.get(w, -1)}
-        if not asked:
-            clock.sleep(_PAUSE_S if stable else 0.0)
-            stable = _stable_ends(cluster, {topic for topic, _ in left})
-            continue
-        if new := _look(cluster, asked):
-            since_s = clock.monotonic()
-        found |= new
-        left = {w: _rest(places[w in asked :], found) for w, places in left.items()}
+    while left:
+        new = _look(cluster, {w: p for w, (p, *_) in left.items() if p.at < stable.get(w, -1)})
+        for place, state in new.items():
+            found[place.key] |= {state} if state else set()
+        left = {w: _rest(places, new, found) for w, places in left.items()}
         left = {w: places for w, places in left.items() if places}
+        if new:
+            since_s = clock.monotonic()
+            continue
+        answered = left.keys() <= stable.keys()
+        limit_s = patience_s(p for ps in left.values() for p in ps) if answered else PATIENCE_S
+        if clock.monotonic() - since_s > limit_s:
+            break
+        clock.sleep(_PAUSE_S if stable else 0.0)
+        rows = topic_rows(cluster, {topic for topic, _ in left})
+        left = _readable_by_us(rows, left)
+        stable = _stable_ends(cluster, [row for row in rows if not row.error_code])
+    _warn_of_unseen(left)
     return found
 
-
-def _rest(places: Sequence[_Place], found: Mapping[_Rows, TxnState | None]) -> list[_Place]:
-    """What is still to be asked for: not the last row, if the first one has proven the end."""
-    return [p for p in places if not found.get(p.key)]
-
 # %% ../../nbs/kafka/09_aborted_rows.ipynb #c198d1951
-_LOG = logging.getLogger("kafka2pc")
 _ENDED = (TxnState.COMMITTED, TxnState.ABORTED)
 
 
@@ -171,58 +214,50 @@ def _told(c: Committable, d: DescribedTransaction | None) -> TxnState | None:
 
 
 def _parts(
-    c: Committable, told: TxnState | None, proven: Mapping[_Rows, TxnState | None]
+    c: Committable, told: TxnState | None, proven: Mapping[_Rows, set[TxnState]]
 ) -> dict[Committable, TxnState | None]:
-    """The state of a transaction, or of each part of it. The log counts before the coordinator."""
-    by_log = {p: proven[_txn(c), p] for p in c.partitions if (_txn(c), p) in proven}
+    """The state of a transaction, or of each part of it. The log counts before the coordinator.
+    Raises `LostTransaction` if a range is committed in part: its rows cannot be told apart.
+    """
+    by_log = {p: proven[c.key, p] for p in c.partitions if (c.key, p) in proven}
+    torn = tuple(p for p, ends in by_log.items() if len(ends) > 1)
+    if torn:
+        raise LostTransaction(
+            f"{c.transactional_id}: of {torn[0].topic}-{torn[0].partition}, offsets"
+            f" {torn[0].first_offset} to {torn[0].last_offset}, a part is committed",
+            why="Another program has ended the transaction there while its task was writing.",
+            transactions=affected([replace(c, partitions=torn)]),
+        )
+    ends = set().union(*by_log.values())
     # other programs only abort, so the coordinator has committed what is committed anywhere
-    if TxnState.COMMITTED in by_log.values():
-        told = told or TxnState.COMMITTED
-    removed = TxnState.ABORTED if TxnState.ABORTED in by_log.values() else None
-    states = {p: by_log.get(p) or told or (removed if p in by_log else None) for p in c.partitions}
+    told = told or (TxnState.COMMITTED if TxnState.COMMITTED in ends else None)
+    removed = TxnState.ABORTED if TxnState.ABORTED in ends else None
+    states = {
+        p: next(iter(by_log.get(p, ())), told or (removed if p in by_log else None))
+        for p in c.partitions
+    }
     return parts_of(c, states) if states else {c: told}
 
 # %% ../../nbs/kafka/09_aborted_rows.ipynb #9a000002
-def _warn_of_unseen(
-    cs: Iterable[Committable],
-    told: Mapping[_Txn, TxnState | None],
-    proven: Mapping[_Rows, TxnState | None],
-) -> None:
-    unseen = [
-        f"{p.topic}-{p.partition} from offset {p.first_offset} on"
-        for c in cs
-        for p in c.partitions
-        if told[_txn(c)] is TxnState.COMMITTED
-        if p.first_offset >= 0 and (_txn(c), p) not in proven
-    ]
-    if unseen:
-        _LOG.warning(
-            "committed, and not checked if another program has aborted rows in a partition, because"
-            " it cannot be read so far: %s",
-            list_some(unseen),
-        )
-
-
 def final_states(
     cluster: Cluster, cs: Sequence[Committable], patience_s: float = PATIENCE_S
 ) -> dict[Committable, TxnState | None]:
     """See `KeepsAborted`: COMMITTED or ABORTED if that can never change; None if it is open, or not
-    proven within about `patience_s`. Raises `BrokerUnreachable`, `NotAuthorized`.
+    proven within about `patience_s`. Raises `BrokerUnreachable`, `NotAuthorized`, and
+    `LostTransaction` for rows of one partition of which a part is committed.
     """
     described = describe_transactions(cluster, [c.transactional_id for c in cs])
-    told = {_txn(c): _told(c, described.get(c.transactional_id)) for c in cs}
-    all_told = lambda places: all(told[_txn(place.c)] for place in places)
+    told = {c.key: _told(c, described.get(c.transactional_id)) for c in cs}
+    all_told = lambda places: all(told[place.c.key] for place in places)
     least_s = min(_TOLD_S, patience_s)
     proven = _proven(cluster, cs, lambda left: least_s if all_told(left) else patience_s)
-    _warn_of_unseen(cs, told, proven)
     found: dict[Committable, TxnState | None] = {}
     for c in cs:
-        found |= _parts(c, told[_txn(c)], proven)
+        found |= _parts(c, told[c.key], proven)
     return found
 
 # %% ../../nbs/kafka/09_aborted_rows.ipynb #c2a093a46
 _BEFORE_MS = 5_000  # the broker's clock may be behind that of the task
-_OUT_OF_RANGE = 1  # OFFSET_OUT_OF_RANGE: the log does not have this offset
 
 
 def _searched(cluster: Cluster, since_ms: Mapping[_Where, int]) -> dict[_Where, tuple[int, int]]:
@@ -349,12 +384,12 @@ def copy_rows(
     """
     _check_gone(cluster, lost)
     owners = {(c.state.producer_id, c.state.epoch): c for c in lost}
-    places = {(_txn(c), p.topic, p.partition) for c in lost for p in c.partitions}
+    places = {(c.key, p.topic, p.partition) for c in lost for p in c.partitions}
     found: Counter[tuple[Committable, str, int]] = Counter()
     for wanted, batch in _batches(cluster, _ranges(cluster, lost)):
         owner = owners.get((batch.producer_id, batch.epoch))
         # a transaction may be lost in some of its partitions only
-        if owner is None or (_txn(owner), wanted.topic, wanted.partition) not in places:
+        if owner is None or (owner.key, wanted.topic, wanted.partition) not in places:
             continue
         found[owner, wanted.topic, wanted.partition] += batch.count
         # compaction has removed some: then the count is short

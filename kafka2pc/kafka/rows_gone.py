@@ -11,6 +11,9 @@ from dataclasses import replace
 from itertools import chain
 from typing import Collection, Iterable, Iterator, Mapping, Sequence
 
+# %% ../../nbs/kafka/07_rows_gone.ipynb #7a000009
+from kafka.protocol.admin import DescribeProducersRequest
+
 # %% ../../nbs/kafka/07_rows_gone.ipynb #cc0299f9
 from .open_there import LeaderSays, open_in, producers_requests, warn_of_unreadable
 from .wire import error_codes as codes
@@ -80,10 +83,11 @@ def _questions(
     cluster: Cluster, leaders: Mapping[_Where, int], open_there: bool
 ) -> list[list[tuple[WireRequest, int]]]:
     """Where each partition begins, and, with `open_there`, what is open in it: which transactions
-    where this user may READ the topic, else the last stable offset.
+    where this user may READ the topic, and the brokers can say it, else the last stable offset.
     """
     asked = leaders if open_there else {}
-    seen = {w: node for w, node in asked.items() if w[0] not in cluster.unreadable}
+    known = cluster.highest(DescribeProducersRequest) >= 0
+    seen = {w: node for w, node in asked.items() if known and w[0] not in cluster.unreadable}
     unseen = {w: node for w, node in asked.items() if w not in seen}
     return [
         offsets_requests(cluster, leaders, EARLIEST),
@@ -99,7 +103,7 @@ def _note_rights(cluster: Cluster, rows: Iterable[WireAnswer]) -> None:
 
 
 def _says(
-    cluster: Cluster, found: Sequence[Mapping[_Where, WireAnswer]]
+    cluster: Cluster, found: Sequence[Mapping[_Where, WireAnswer]], open_there: bool
 ) -> dict[_Where, LeaderSays]:
     """What the leaders say, from the rows that answer `_questions`; without those that give an
     error, or not all answers.
@@ -116,7 +120,9 @@ def _says(
     }
     stable = {w: row.offset for w, row in ends.items()}
     return {
-        w: LeaderSays(row.offset, begins.get(w), stable.get(w, -1)) for w, row in firsts.items()
+        w: LeaderSays(row.offset, begins.get(w), stable.get(w, -1))
+        for w, row in firsts.items()
+        if not open_there or w in begins or w in stable
     }
 
 # %% ../../nbs/kafka/07_rows_gone.ipynb #7a000004
@@ -136,7 +142,7 @@ def _ask_at_once(
     _note_rights(cluster, rows)
     leaders = leaders_in(rows)
     cluster.leaders |= leaders
-    says = _says(cluster, rows_in_order(answers[1:], questions))
+    says = _says(cluster, rows_in_order(answers[1:], questions), open_there)
     return rows, {w: found for w, found in says.items() if leaders.get(w) == known[w]}
 
 # %% ../../nbs/kafka/07_rows_gone.ipynb #d3f5a757
@@ -157,7 +163,7 @@ def _leaders_say(
         leaders = {w: node for w, node in leaders_in(rows).items() if w in left and node >= 0}
         questions = _questions(cluster, leaders, open_there)
         answers = cluster.ask_each(list(chain(*questions)))
-        found |= _says(cluster, rows_in_order(answers, questions))
+        found |= _says(cluster, rows_in_order(answers, questions), open_there)
         left -= found.keys()
         if left:
             clock.sleep(_PAUSE_S)

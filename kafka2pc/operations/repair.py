@@ -490,7 +490,7 @@ def _fates(
     driver: Driver,
     decision: Decision,
     ended: Mapping[Committable, TxnState | None],
-    removed: Container[Committable],
+    removed: Mapping[Committable, Sequence[Gone]],
 ) -> dict[Committable, str]:
     """What is done with those that are neither open nor committed, or not in all partitions. None:
     their store has forgotten them; of a finished batch it has lost nothing.
@@ -512,11 +512,11 @@ def _fates(
 def _way_out(
     driver: Driver,
     judged: Judgement,
-    removed: Container[Committable],
+    removed: Mapping[Committable, Sequence[Gone]],
     aborted: Sequence[Committable],
 ) -> str:
     """For all of them the same: if one has lost rows, none is written again."""
-    if not any(c in removed for c in aborted):
+    if not any(removed.get(c) for c in aborted):
         return "salvage"
     return "reopen" if may_reopen(driver, judged) else "lost"
 
@@ -550,6 +550,9 @@ def _steps_of(driver: Driver, decision: Decision) -> list[RestoreStep]:
     # rule 7: asked after the rows, because what is committed may go like any rows
     states = {c: s.state for c, s in zip(cs, describe_all(driver, cs), strict=True)}
     ended = _ended_there(driver, states, found)
+    # of one that is committed elsewhere only the rest counts
+    committed = {c: places for c, places in ended.items() if states[c] is TxnState.COMMITTED}
+    removed |= {c: _in_places(removed.get(c, ()), places) for c, places in committed.items()}
     states |= dict.fromkeys(ended, TxnState.ABORTED)
     do = {c: _DO[state] for c, state in states.items() if state in _DO}
     if driver.policy.lost_transactions != "skip":
@@ -560,6 +563,10 @@ def _steps_of(driver: Driver, decision: Decision) -> list[RestoreStep]:
     batch_id = decision.slot.batch_id
     steps = {c: _step(c, batch_id, do[c], gone.get(c, ()), ended.get(c, ())) for c in cs}
     return [replace(step, left_ms=left.get(c)) for c, step in steps.items()]
+
+
+def _in_places(gone: Sequence[Gone], places: Container[str]) -> tuple[Gone, ...]:
+    return tuple(g for g in gone if f"{g.topic}-{g.partition}" in places)
 
 
 def _gate_steps(driver: Driver, decision: Decision, do: str) -> list[RestoreStep]:

@@ -84,6 +84,11 @@ class Committable:
     def records(self) -> int:
         return sum(p.records for p in self.partitions)
 
+    @property
+    def key(self) -> tuple[str, str, PreparedTxnState]:
+        """The transaction, of whichever of its partitions this is a part."""
+        return self.participant, self.transactional_id, self.state
+
 # %% ../../nbs/protocol/03_messages.ipynb #c014
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitMessage:

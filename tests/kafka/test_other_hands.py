@@ -9,10 +9,14 @@ import pytest
 from confluent_kafka import Producer
 from one_task_query import ROWS, abort_there, new_query  # noqa: F401  (the fixture)
 
-from kafka2pc.protocol.errors import LostTransaction, Refused
-from kafka2pc.protocol.messages import Mode
+from kafka2pc.kafka.participant import KafkaParticipant
+from kafka2pc.kafka.wire.cluster import Cluster
+from kafka2pc.kafka.wire.connection import NoAnswer
+from kafka2pc.protocol.errors import LostTransaction, PrecommitFailed, Refused
+from kafka2pc.protocol.messages import CommitMessage, Mode
 from kafka2pc.protocol.operators.watch import finish_decided
 from kafka2pc.protocol.participant import Outcome
+from kafka2pc.protocol.phases import finish
 from kafka2pc.protocol.phases.commit import commit
 from kafka2pc.protocol.phases.decide import decide
 from kafka2pc.protocol.phases.finish import complete
@@ -103,6 +107,47 @@ def test_without_read_nothing_is_proven_behind_an_older_transaction(query, monke
         assert query.store.gone(message.committables, open_there=True) == [()]
 
 
+@pytest.mark.parametrize("answer", [6, 29, None])
+def test_a_leader_that_does_not_say_what_is_open_is_asked_again(query, monkeypatch, answer):
+    """An error, READ that was taken away just now, or no answer at all, once."""
+    driver, message = query.precommitted()
+    hand(query, message.committables[0], 1)
+    real, left = Cluster.ask_each, [True]
+
+    def ask(self, requests):
+        found = real(self, requests)
+        for n, (request, _) in enumerate(requests):
+            if request.name == "DescribeProducersRequest" and left:
+                left.clear()
+                found[n] = refused(found[n], answer) if answer else NoAnswer("patched")
+        return found
+
+    monkeypatch.setattr(Cluster, "ask_each", ask)
+    with pytest.raises(Refused, match=f"not open at .*{query.topic}-0"):
+        commit(driver, [message], 0)
+    assert not left
+
+
+def refused(answer, code):
+    for topic in answer.topics:
+        for row in topic.partitions:
+            row.error_code, row.active_producers = code, []
+    return answer
+
+
+def test_brokers_that_do_not_know_the_question_are_asked_for_the_last_stable_offset(
+    query, monkeypatch
+):
+    driver, message = query.precommitted()
+    hand(query, message.committables[0], 1)
+    known = Cluster.highest
+    new = "DescribeProducersRequest"
+    old = lambda self, request: -1 if request.__name__ == new else known(self, request)
+    monkeypatch.setattr(Cluster, "highest", old)
+    with pytest.raises(Refused, match=f"not open at .*{query.topic}-0"):
+        commit(driver, [message], 0)
+
+
 # -- after it --
 
 
@@ -188,6 +233,93 @@ def test_many_transactions_in_one_partition_are_each_judged(query):
         hand(query, c, 1)
     restore(query.start(), 0)
     assert sorted(query.seen()) == sorted(ROWS * 5)
+
+
+def test_what_a_repair_leaves_because_its_copy_takes_too_long_is_written_next(query, monkeypatch):
+    driver = query.start()
+    plan = restore(driver, 0)
+    messages = [query.task(replace(plan, task=n)) for n in range(3)]
+    decided = decide(driver, plan, messages)
+    for c in decided.committables:
+        hand(query, c, 1)
+        assert query.store.commit(c) is Outcome.DONE
+    real = KafkaParticipant.write_again
+
+    def slow(self, lost, plan):
+        if len(lost) > 1:
+            raise PrecommitFailed("it takes too long")
+        return real(self, lost, plan)
+
+    monkeypatch.setattr(KafkaParticipant, "write_again", slow)
+    restore(query.start(), 1)
+    assert sorted(query.seen()) == sorted(ROWS * 3)
+
+
+def test_a_copy_whose_transaction_is_ended_too_is_written_again(query, monkeypatch):
+    hand(query, query.decided().committables[0], 1)
+    real, left = finish.repair, [True]
+
+    def repair(*given):
+        repaired = real(*given)
+        if left:
+            left.clear()
+            hand(query, repaired.committables[-1], 1)
+        return repaired
+
+    monkeypatch.setattr(finish, "repair", repair)
+    restore(query.start(), 1)
+    assert (sorted(query.seen()), left) == (ROWS, [])
+
+
+def test_a_partition_that_can_be_read_only_then_is_written_again_with_the_others(
+    new_query,  # noqa: F811
+    monkeypatch,
+):
+    query = new_query(partitions=3)
+    query.columns = {"partition": [0, 1, 2] * 2}
+    other = Producer(query.kafka.client_conf | {"transactional.id": query.topic + "-other"})
+    other.init_transactions(30)
+    other.begin_transaction()
+    other.produce(query.topic, b"of another program", partition=2)
+    other.flush()
+    [c] = query.decided().committables
+    abort_there(query.kafka.bootstrap_servers, c, (query.topic, 0), (query.topic, 2))
+    query.store.commit(c)
+    real, left = finish.repair, [True]
+
+    def repair(*given):
+        if left:
+            left.clear()
+            other.abort_transaction(30)
+        return real(*given)
+
+    monkeypatch.setattr(finish, "repair", repair)
+    restore(query.start(), 1)
+    assert sorted(query.seen()) == ROWS
+
+
+def test_rows_of_which_a_part_is_committed_are_never_written_twice(query, monkeypatch):
+    """Another program has ended the transaction while the task wrote, and READ was missing before
+    the decision.
+    """
+    with monkeypatch.context() as without_read:
+        without_read.setattr("kafka2pc.kafka.rows_gone.may_read", lambda row: False)
+        without_read.setattr(KafkaParticipant, "gone", lambda self, cs, **_: [()] * len(cs))
+        driver = query.start()
+        plan = restore(driver, 0)
+        with query.store.begin(plan) as txn:
+            txn.write(query.batch(["a"]))
+            txn.flush()
+            hand(query, query.store.in_doubt(query.id)[0], 1)
+            txn.write(query.batch(["b"]))
+            txn.flush()
+            c = txn.precommit()
+        commit(driver, [CommitMessage(plan=plan, committables=(c,), rows=2, bytes=2)], 0)
+    for batch_id in (0, 1):
+        with pytest.raises(LostTransaction, match=f"{query.topic}-0, .* a part is committed"):
+            restore(query.start(), batch_id)
+    restore(query.start(lost_transactions="skip"), 1)
+    assert query.seen() == ["b"]
 
 
 # -- the gate --

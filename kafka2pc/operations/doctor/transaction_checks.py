@@ -375,8 +375,13 @@ def _hanging(exam: Examination, p: OpenProducer) -> Finding:
 
 def _is_decided(exam: Examination, p: OpenProducer) -> bool:
     newest = newest_commit(exam.query.log) if exam.query else None
-    states = {c.state for c in newest.committables} if newest else set()
-    return PreparedTxnState(p.producer_id, p.epoch) in states
+    state, at = PreparedTxnState(p.producer_id, p.epoch), (p.topic, p.partition, p.first_offset)
+    named = (
+        [rows for c in newest.committables if c.state == state for rows in c.partitions]
+        if newest
+        else []
+    )
+    return at in {(rows.topic, rows.partition, rows.first_offset) for rows in named}
 
 
 def check_hanging(exam: Examination) -> Iterator[Finding]:

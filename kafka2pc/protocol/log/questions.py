@@ -58,16 +58,12 @@ def _repaired(decision: Decision, repairs: Iterable[Decision]) -> Decision:
 
 def _without(c: Committable, lost: Iterable[Committable]) -> Committable | None:
     """What is left of a transaction: it may have been lost in some of its partitions only."""
-    of_it = [other for other in lost if _key(other) == _key(c)]
+    of_it = [other for other in lost if other.key == c.key]
     if not of_it or c in of_it:
         return None if of_it else c
     gone = {p for other in of_it for p in other.partitions}
     left = tuple(p for p in c.partitions if p not in gone)
     return replace(c, partitions=left) if left else None
-
-
-def _key(c: Committable) -> tuple:
-    return c.participant, c.transactional_id, c.state
 
 # %% ../../../nbs/protocol/log/03_questions.ipynb #f7a6cffa
 def is_repaired(log: Chains, decision: Decision) -> bool:

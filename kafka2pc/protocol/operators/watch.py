@@ -76,12 +76,13 @@ def finish_decided(driver: Driver, decided: Decision) -> Watched | None:
     states |= _states(driver, refused) if refused else {}
     done = [c for c, state in states.items() if state is TxnState.COMMITTED]
     done += [c for c, outcome in ended.items() if outcome is Outcome.DONE]
+    seen = [] if decided.gates else done  # a gate hides how they ended
     return Watched(
         decision=decided,
         committed=tuple(c for c, outcome in ended.items() if outcome is Outcome.DONE),
         aborted=(
             *(c for c, state in states.items() if state is TxnState.ABORTED),
-            *aborted_parts(driver, done),
+            *aborted_parts(driver, seen),
         ),
         gone=gone,
         unclear=tuple(c for c, outcome in ended.items() if outcome is Outcome.UNKNOWN),

@@ -125,7 +125,8 @@ def _finish_again(driver: Driver, messages: Sequence[CommitMessage], batch_id: i
     if not messages and not decided:
         decided = _close_empty(driver, batch_id)
     if decided:
-        finish(driver, decided, replayed=True)
+        # its plan has looked at what is committed
+        finish(driver, decided, replayed=True, look=False)
         check_replay(driver, decided, messages)
         warn_of_hidden(driver, decided)
     elif messages:

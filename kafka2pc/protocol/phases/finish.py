@@ -96,13 +96,15 @@ def finish(
     after_win: Listing | None = None,
     *,
     replayed: bool = False,
+    look: bool = True,
 ) -> bool:
     """Commit every transaction of a COMMIT, and write again what was aborted since. False: another
     run has gone on, or Spark has committed the batch; nothing older counts any more. `after_win`:
     given by the run that has written the COMMIT just now; without it, the stores are asked if rows
-    are gone. `replayed`: Spark writes this batch again if nothing of it is there. Raises `Reopened`
-    then, `CorruptDecision`, `LostTransaction` (after all others were committed), `OutcomeUnknown`,
-    or what a participant raises; every error but the first two says that the batch is decided.
+    are gone, and, with `look`, what was aborted where its rows are. `replayed`: Spark writes this
+    batch again if nothing of it is there. Raises `Reopened` then, `CorruptDecision`,
+    `LostTransaction` (after all others were committed), `OutcomeUnknown`, or what a participant
+    raises; every error but the first two says that the batch is decided.
     """
     check_own(driver, decision)
     with after_the_decision():
@@ -116,10 +118,9 @@ def finish(
             done = _commit_all(driver, decision, decision.committables, over, gone, replayed)
             if done:
                 end_gates(driver, done, gates)
-            # rule 16: also what its store has said to be committed
-            aborted = aborted_parts(driver, done.committables) if done and not after_win else []
-            if done and aborted:
-                done = None if over() else _mend(driver, done, aborted, over, {}, replayed)
+            late = done is not None and look and not after_win
+            if done and late and aborted_parts(driver, done.committables):
+                done = _mend_parts(driver, done, over, replayed)
             return done is not None
 
 # %% ../../../nbs/protocol/phases/05_finish.ipynb #7af38ec4
@@ -223,6 +224,19 @@ def _mend(
     again = [c for c in repaired.committables if c in lost or c not in decision.committables]
     return _commit_all(driver, repaired, again, over, gone, replayed)
 
+# %% ../../../nbs/protocol/phases/05_finish.ipynb #61a00003
+def _mend_parts(
+    driver: Driver, decision: Decision, over: Callable[[], bool], replayed: bool = False
+) -> Decision | None:
+    """Rule 16: what its store has said to be committed, and was aborted where its rows are, is
+    written again, until there is nothing of that kind. (A repair may write a part of it, and
+    another program may end its transaction, too.) Returns and raises what `_commit_all` does.
+    """
+    left: Decision | None = decision
+    while left and (aborted := aborted_parts(driver, left.committables)):
+        left = None if over() else _mend(driver, left, aborted, over, {}, replayed)
+    return left
+
 # %% ../../../nbs/protocol/phases/05_finish.ipynb #c060
 _OVER = TxnState.COMMITTED, None
 
@@ -244,10 +258,10 @@ def finish_late(driver: Driver, decision: Decision, *, look: bool = True) -> boo
                 gone = rows_gone(driver, late)
                 done = _commit_all(driver, decision, late, lambda: False, gone)
                 end_gates(driver, done or decision, gates)
-        aborted = aborted_parts(driver, (done or decision).committables) if look else []
-        if aborted:
-            _mend(driver, done or decision, aborted, lambda: False, {}, replayed=False)
-        return bool(late or gates or aborted)
+        torn = look and aborted_parts(driver, (done or decision).committables)
+        if torn:
+            _mend_parts(driver, done or decision, lambda: False)
+        return bool(late or gates or torn)
 
 
 def complete(driver: Driver, decision: Decision) -> None:

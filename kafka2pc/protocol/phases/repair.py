@@ -41,7 +41,9 @@ def repair(
         if judged.decision.committables != decision.committables:
             return judged.decision
         _reopen(driver, judged, replayed, failed)
-        lost = [c for c in lost if judged.states.get(c) is TxnState.ABORTED]
+        keys = {c.key for c in lost}  # a part of one may have grown since
+        aborted = [c for c, state in judged.states.items() if state is TxnState.ABORTED]
+        lost = [c for c in aborted if c.key in keys]
         try:
             return salvage(driver, judged, lost) if lost else None
         except RowsMissing as e:
