@@ -111,8 +111,8 @@ def _says(
     firsts, producers, ends = (
         {w: row for w, row in rows.items() if not row.error_code} for rows in found
     )
-    refused = codes.TOPIC_AUTHORIZATION_FAILED
-    cluster.unreadable |= {w[0] for w, row in found[1].items() if row.error_code == refused}
+    again = (0, *codes.LEADER_MOVES)
+    cluster.unreadable |= {w[0] for w, row in found[1].items() if row.error_code not in again}
     warn_of_unreadable(cluster.cluster_id, sorted({w[0] for w in found[2]}))
     begins = {
         w: {(p.producer_id, p.epoch): p.first_offset for p in open_in(w[0], row)}
@@ -197,8 +197,9 @@ def _why_removed(cluster: Cluster, topic: str) -> str:
 
 # %% ../../nbs/kafka/07_rows_gone.ipynb #7a000006
 _ENDED = (
-    "It has ended in this partition, and its coordinator does not know it: another program has"
-    " ended it there (kafka-transactions.sh abort). A commit would leave these rows out."
+    "Its coordinator says that it is open, and the leader of this partition that it is not: another"
+    " program has ended it there (kafka-transactions.sh abort), unless a broker that leads no more"
+    " has answered. A commit would leave these rows out."
 )
 
 
