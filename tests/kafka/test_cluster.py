@@ -19,7 +19,8 @@ from confluent_kafka import Producer
 from kafka.protocol.admin import CreateAclsRequest
 from kafka.protocol.metadata import ApiVersionsRequest, FindCoordinatorRequest
 from kafka.protocol.producer.transaction import AddPartitionsToTxnRequest
-from kafka_fixtures import back_at_work, settled
+from kafka_fixtures import back_at_work, settled, values
+from one_task_query import abort_there
 
 from kafka2pc.kafka.client import close_cluster, shared_cluster
 from kafka2pc.kafka.cluster_check import check
@@ -54,10 +55,22 @@ from kafka2pc.local.broker import LocalKafka
 from kafka2pc.operations.access import Access
 from kafka2pc.operations.doctor.doctor import doctor
 from kafka2pc.proof.child_process import until
-from kafka2pc.protocol.errors import BadOption, BrokerUnreachable, NotAuthorized, UnclearAnswer
+from kafka2pc.protocol.driver import Driver
+from kafka2pc.protocol.errors import (
+    BadOption,
+    BrokerUnreachable,
+    NotAuthorized,
+    Refused,
+    UnclearAnswer,
+)
+from kafka2pc.protocol.log.slots import MemoryLog
 from kafka2pc.protocol.messages import Committable, Plan, PreparedTxnState
 from kafka2pc.protocol.names import new_token
 from kafka2pc.protocol.participant import Outcome
+from kafka2pc.protocol.phases.commit import commit
+from kafka2pc.protocol.phases.precommit import precommit
+from kafka2pc.protocol.phases.restore import restore
+from kafka2pc.protocol.policies import retry_unknown
 from kafka2pc.protocol.states import TxnState
 
 DONE, REFUSED, UNKNOWN = Outcome.DONE, Outcome.REFUSED, Outcome.UNKNOWN
@@ -778,6 +791,64 @@ def test_without_the_right_to_read_no_abort_is_proven_and_nothing_is_written_aga
     soon(lambda: store.final([forgotten]), {forgotten: TxnState.ABORTED})
     store.abort(store.write_again([lost], plan))
     store.close()
+
+
+@pytest.fixture
+def blind_query(alice, grant, secure):
+    """A query of alice, who may write and not read."""
+    topic = secure.create_topic("blind")
+    grant(TOPIC, topic, LITERAL, WRITE)
+    grant(TOPIC, topic, LITERAL, DESCRIBE)
+    grant(TRANSACTIONAL_ID, "own-", PREFIXED, WRITE)
+    seen = lambda: describe_topics(alice, [topic])[topic]
+    until(lambda: (seen().may_write, seen().may_read) == (True, False), "the rights are there", 60)
+    store = KafkaParticipant(secure.client_conf_for("alice"), topic=topic, prefix="own")
+    driver = Driver(query_id=str(uuid.uuid4()), log=MemoryLog(), participants={"kafka": store})
+    driver = driver.within(retry=retry_unknown)
+    soon(lambda: allowed(lambda: init_producer_id(alice, "own-3", timeout_ms=60_000)), True)
+    yield driver, store
+    store.close()
+
+
+@pytest.mark.kafka
+@pytest.mark.never_unsteady
+def test_without_the_right_to_read_a_batch_costs_one_request_more_and_an_abort_is_noticed(
+    blind_query, secure, monkeypatch
+):
+    driver, store = blind_query
+    asked, start = [], connection._start
+    noted = lambda wire, request, *to: asked.append(request) or start(wire, request, *to)
+    monkeypatch.setattr(connection, "_start", noted)
+
+    def precommitted(batch_id):
+        plan = restore(driver, batch_id)
+        return precommit([store], plan, [pa.record_batch({"value": [str(batch_id)]})])
+
+    def asked_by_commit(batch_id):
+        message = precommitted(batch_id)
+        asked.clear()
+        commit(driver, [message], batch_id)
+        return sorted(type(request).__name__ for request in asked)
+
+    first, *others = [asked_by_commit(batch_id) for batch_id in range(3)]
+    assert store.cluster.unreadable == {"blind"}
+    # Metadata says it, so nothing is refused, and no leader is asked a second time
+    assert first.count("ListOffsetsRequest") == 2 and first.count("_Ask") == 0
+    # the number of each kind stays the same
+    assert others == [first] * 2
+    message = precommitted(3)
+    conf = secure.client_conf
+    login = {
+        "security_protocol": conf["security.protocol"],
+        "sasl_mechanism": conf["sasl.mechanism"],
+        "sasl_plain_username": conf["sasl.username"],
+        "sasl_plain_password": conf["sasl.password"],
+    }
+    abort_there(secure.bootstrap_servers, message.committables[0], **login)
+    with pytest.raises(Refused, match="not open at .*blind-0"):
+        commit(driver, [message], 3)
+    asked_by_commit(3)
+    assert values(secure, "blind") == list("0123")
 
 
 @pytest.mark.kafka

@@ -9,7 +9,9 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import IsolationLevel, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
+from kafka.protocol.admin import UpdateFeaturesRequest
 from kafka_fixtures import settled, values
+from one_task_query import ROWS, Query, abort_there
 
 from kafka2pc.kafka.cluster_check import check
 from kafka2pc.kafka.participant import KafkaParticipant
@@ -20,8 +22,9 @@ from kafka2pc.kafka.wire.descriptions import describe_transactions, list_transac
 from kafka2pc.kafka.wire.transactions import end_txn, init_producer_id
 from kafka2pc.kafka.write.column_producer import ColumnTransaction
 from kafka2pc.local.broker import LocalKafka
+from kafka2pc.proof.child_process import until
 from kafka2pc.protocol.driver import Driver
-from kafka2pc.protocol.errors import BadOption
+from kafka2pc.protocol.errors import BadOption, Refused
 from kafka2pc.protocol.log.slots import MemoryLog
 from kafka2pc.protocol.participant import Outcome
 from kafka2pc.protocol.phases.commit import commit
@@ -192,3 +195,86 @@ def test_a_process_asks_all_brokers_once(upgrade, monkeypatch, engine):
         commit(driver, [precommit([store], planned, rows)], batch_id)
     store.close()
     assert asked == [1] and sorted(values(upgrade, engine)) == ["0", "1", "2"]
+
+
+# -- a cluster that has not raised its transaction.version --
+
+
+@pytest.fixture(scope="module", params=[2, 1, 0])
+def at_version(request):
+    """A cluster, and the level of its transaction.version. Below 2 a transaction keeps its epoch
+    when its coordinator ends it.
+    """
+    with LocalKafka(two_phase_commit=False, progress=None) as running:
+        set_version(running, request.param)
+        yield running, request.param
+
+
+def set_version(kafka, level):
+    row = UpdateFeaturesRequest.FeatureUpdateKey(
+        feature="transaction.version", max_version_level=level, upgrade_type=2, allow_downgrade=True
+    )
+    with Cluster(kafka.client_conf) as cluster:
+        if cluster.feature_level("transaction.version") == level:
+            return
+        cluster.ask(UpdateFeaturesRequest(timeout_ms=10_000, feature_updates=[row]))
+
+    def told():
+        with Cluster(kafka.client_conf) as cluster:
+            return cluster.feature_level("transaction.version") == level
+
+    until(told, f"transaction.version is {level}", 30)
+
+
+@pytest.fixture
+def two_parts(at_version):
+    """A query that has rows in two partitions, and by how much the end of a transaction of it
+    raises the epoch.
+    """
+    kafka, level = at_version
+    made = Query(kafka, partitions=2)
+    made.columns = {"partition": [0, 1] * 3}
+    yield made, int(level == 2)
+    for c in made.store.in_doubt(made.id):
+        made.store.abort(c)
+    made.store.close()
+
+
+def epoch_of(query, c):
+    found = describe_transactions(query.store.cluster, [c.transactional_id])
+    return found[c.transactional_id].epoch - c.state.epoch
+
+
+@pytest.mark.kafka
+@pytest.mark.nightly
+def test_ended_in_a_partition_before_the_decision_is_refused_at_each_version(two_parts):
+    """Kafka's tool leaves the epoch, and the coordinator's own end raises it at version 2."""
+    query, raised = two_parts
+    driver, message = query.precommitted()
+    [c] = message.committables
+    assert c.end_txn_version == (5 if raised else 4)
+    abort_there(query.kafka.bootstrap_servers, c, (query.topic, 0))
+    assert epoch_of(query, c) == 0
+    [[gone]] = query.store.gone([c], open_there=True)
+    assert (gone.ended, gone.partition) == (True, 0)
+    with pytest.raises(Refused, match=f"not open at .*{query.topic}-0"):
+        commit(driver, [message], 0)
+    assert settled(query.store.cluster, c.transactional_id, c.state) == ("CompleteAbort", raised)
+    query.run()
+    assert sorted(query.seen()) == ROWS
+
+
+@pytest.mark.kafka
+@pytest.mark.nightly
+@pytest.mark.parametrize("told", ["open", "committed"])
+def test_ended_in_a_partition_after_the_decision_is_written_again_at_each_version(two_parts, told):
+    query, raised = two_parts
+    [c] = query.decided().committables
+    abort_there(query.kafka.bootstrap_servers, c, (query.topic, 0))
+    if told == "committed":
+        assert query.store.commit(c) is DONE
+    restore(query.start(), 1)
+    assert settled(query.store.cluster, c.transactional_id, c.state) == ("CompleteCommit", raised)
+    assert sorted(query.seen()) == ROWS
+    restore(query.start(), 1)
+    assert sorted(query.seen()) == ROWS

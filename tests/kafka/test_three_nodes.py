@@ -26,14 +26,20 @@ from confluent_kafka.admin import (
 )
 from dead_query_fixtures import finding_of, names
 from gated_query import GatedQuery, rows_by_batch
-from kafka.protocol.admin import AlterPartitionReassignmentsRequest
+from kafka.protocol.admin import (
+    AlterPartitionReassignmentsRequest,
+    DescribeProducersRequest,
+    ElectLeadersRequest,
+)
 from kafka.protocol.metadata import MetadataRequest
 from kafka_fixtures import settled
 from kafka_tools import administered
 from killed_driver import Watch
+from one_task_query import Query, abort_there
 from shell import typed
 
 from kafka2pc.decision_logs.topic.log import TopicLog
+from kafka2pc.kafka.open_there import open_in, producers_requests
 from kafka2pc.kafka.read.fetcher import Wanted, fetch
 from kafka2pc.kafka.read.settings import FetchSettings
 from kafka2pc.kafka.read.whole_topic import read_topic
@@ -48,9 +54,11 @@ from kafka2pc.operations.doctor import transaction_checks
 from kafka2pc.operations.doctor.doctor import doctor
 from kafka2pc.operations.survey import Survey, find_hanging
 from kafka2pc.proof.child_process import until
-from kafka2pc.protocol.errors import BrokerUnreachable
+from kafka2pc.protocol.errors import BrokerUnreachable, Refused
 from kafka2pc.protocol.log.questions import commit_of
 from kafka2pc.protocol.participant import Outcome
+from kafka2pc.protocol.phases.commit import commit
+from kafka2pc.protocol.phases.restore import restore
 
 pytestmark = [pytest.mark.kafka, pytest.mark.full]
 STATES = "__transaction_state"
@@ -346,6 +354,119 @@ def write_everywhere(txn, batches):
 
 def acknowledged(txn):
     return sum(p.records for p in txn.partitions)
+
+
+# -- a leader that moves, and a transaction that is ended in its partition alone --
+
+
+@pytest.fixture
+def one_task(three):
+    """A query of one task, whose topic has one partition, and a connection of an administrator."""
+    made = Query(three)
+    yield made
+    for c in made.store.in_doubt(made.id):
+        made.store.abort(c)
+    made.store.close()
+
+
+def leader(cluster, topic):
+    return find_leaders(cluster, [topic])[topic, 0]
+
+
+def lead(cluster, topic, node):
+    """Make this node the leader, as a rolling restart does."""
+    topics = AlterPartitionReassignmentsRequest.ReassignableTopic
+    replicas = sorted(range(3), key=lambda n: (n - node) % 3)
+    part = topics.ReassignablePartition(partition_index=0, replicas=replicas)
+    asked = topics(name=topic, partitions=[part])
+    request = AlterPartitionReassignmentsRequest(timeout_ms=20_000, topics=[asked])
+    cluster.persist(lambda: cluster.ask(request))
+    one = ElectLeadersRequest.TopicPartitions(topic=topic, partitions=[0])
+
+    def moved():
+        request = ElectLeadersRequest(election_type=0, topic_partitions=[one], timeout_ms=5_000)
+        cluster.persist(lambda: cluster.ask(request))
+        return leader(cluster, topic) == node
+
+    until(moved, f"node {node} leads {topic}", 60)
+
+
+def write_batch(query, batch_id):
+    """A driver, and the message of a task."""
+    driver = query.start()
+    return driver, query.task(restore(driver, batch_id), [f"{batch_id}{x}" for x in "abc"])
+
+
+@pytest.mark.never_unsteady
+@pytest.mark.parametrize("moves", ["between two batches", "when it is asked"])
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_former_leader_is_not_believed_about_what_is_open(
+    cluster, one_task, moves, ended, monkeypatch
+):
+    """A follower answers DescribeProducers without an error. Here it says what was open there
+    before another program ended it; what the leader of now says counts.
+    """
+    query, place = one_task, (one_task.topic, 0)
+    commit(*one_message(query, 0), 0)
+    former = query.store.cluster.leaders[place]
+    move = partial(lead, cluster, query.topic, (former + 1) % 3)
+    if moves == "between two batches":
+        move()
+    driver, message = write_batch(query, 1)
+    [c] = message.committables
+    # the question before the decision goes to the former leader
+    query.store.cluster.leaders[place] = former
+    old = producers_at(query, former)
+    assert [p.producer_id for p in open_in(query.topic, old)] == [c.state.producer_id]
+    if ended:
+        abort_there(query.kafka.bootstrap_servers, c)
+    first = OldAnswer(query.store.cluster, former, old, move)
+    monkeypatch.setattr(query.store.cluster, "ask_each", first.ask_each)
+    if ended:
+        with pytest.raises(Refused, match=f"not open at .*{query.topic}-0"):
+            commit(driver, [message], 1)
+        driver, message = write_batch(query, 1)
+    commit(driver, [message], 1)
+    assert first.asked == [former] and query.store.cluster.leaders[place] == (former + 1) % 3
+    written = [f"{n}{x}" for n in range(2) for x in "abc"]
+    # the coordinator may have to look for the new leader before it can write its marker
+    until(lambda: sorted(query.seen()) == written, "all rows are there, each once", 60)
+
+
+def producers_at(query, node):
+    """What this node says now of the producers of the partition."""
+    with Cluster(query.kafka.client_conf) as other:
+        other.nodes()
+        [(request, _)] = producers_requests({(query.topic, 0): node})
+        return other.ask(request, node).topics[0].partitions[0]
+
+
+class OldAnswer:
+    """Moves the leader before the first question of a connection is sent, and puts an `old` answer
+    of this node into the place of its first one.
+    """
+
+    def __init__(self, connection, node, old, move):
+        self.connection, self.node, self.old, self.move = connection, node, old, move
+        self.asked, self._ask_each = [], Cluster.ask_each
+
+    def ask_each(self, requests):
+        if self.asked:
+            return self._ask_each(self.connection, requests)
+        self.move()
+        found = self._ask_each(self.connection, requests)
+        for (request, node), answer in zip(requests, found, strict=True):
+            if request.API_KEY == DescribeProducersRequest.API_KEY:
+                self.asked.append(node)
+                # a follower gives no error
+                assert answer.topics[0].partitions[0].error_code == 0
+                answer.topics[0].partitions = [self.old]
+        return found
+
+
+def one_message(query, batch_id):
+    driver, message = write_batch(query, batch_id)
+    return driver, [message]
 
 
 # -- the local cluster itself; the last one, because it ends all nodes --
