@@ -218,7 +218,13 @@ def test_a_partition_whose_leader_does_not_answer_is_logged_and_not_judged(
     _, message = query.precommitted()
     query.remove(4)
     cluster = SimpleNamespace(
-        timeout_ms=300, leaders={}, unreadable=set(), clock=CLOCK, ask_each=lambda requests: []
+        timeout_ms=300,
+        leaders={},
+        unreadable=set(),
+        clock=CLOCK,
+        ask_each=lambda requests: [],
+        highest=lambda request: 0,
+        cluster_id="",
     )
     monkeypatch.setattr(
         rows_gone, "topic_rows", lambda _, names: topic_rows(query.store.cluster, names)

@@ -374,7 +374,7 @@ class Blind(Chains):
 
 
 def finish_unasked(
-    driver: Driver, decision: Decision, after_win: Listing | None = None, *, replayed: bool = False
+    driver: Driver, decision: Decision, after_win: Listing | None = None, **given: bool
 ) -> bool:
     return finish(
         replace(
@@ -434,7 +434,7 @@ class BlindOnce(Blind):
 
 
 def finish_existing(
-    driver: Driver, decision: Decision, after_win: Listing | None = None, *, replayed: bool = False
+    driver: Driver, decision: Decision, after_win: Listing | None = None, **given: bool
 ) -> bool:
     return finish(replace(driver, log=cast(DecisionLog, BlindOnce(driver.log))), decision)
 

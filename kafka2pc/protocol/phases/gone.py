@@ -114,8 +114,8 @@ def check_open_there(
             "; ".join(f"{full_name(t)} is not open at {_spell_places(t.places)}" for t in found),
             why=" ".join(reasons(ended)),
             action=(
-                "Nothing: Spark writes the batch again. Find who ends transactions of this query in"
-                " a partition: only its own runs may."
+                "Start the query again: Spark writes the batch again. Find who ends transactions of"
+                " this query in a partition: only its own runs may."
             ),
             query_id=driver.query_id,
             batch_id=batch_id,
