@@ -2,9 +2,11 @@
 
 import os
 import shutil
+import uuid
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
@@ -31,6 +33,7 @@ from kafka2pc.protocol.participant import Outcome
 from kafka2pc.protocol.phases.claim import claim
 from kafka2pc.protocol.phases.commit import commit
 from kafka2pc.protocol.phases.decide import decide
+from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.protocol.phases.reopen import repair_record, win_repair
 from kafka2pc.protocol.phases.requests import send_all
 from kafka2pc.protocol.phases.restore import restore
@@ -148,9 +151,27 @@ def test_what_another_program_has_aborted_is_salvaged_by_the_printed_lines(dead,
     assert names(dead.doctor()) == {"one-copy"}
 
 
-def remove(dead, offset):
+def test_rows_that_are_gone_where_they_were_committed_are_not_counted(kafka, tmp_path):
+    """Another program has aborted partition 0; the topic has removed what is committed in 1."""
+    topic = kafka.create_topic(f"doctor-{uuid.uuid4().hex[:8]}", partitions=2)
+    dead = DeadQuery(kafka, tmp_path, topic)
+    driver = dead.run()
+    plan = restore(driver, 0)
+    rows = pa.record_batch({"value": list("abcd"), "partition": pa.array([0, 1] * 2, pa.int32())})
+    message = precommit(list(driver.participants.values()), plan, iter([rows]))
+    [c] = decide(driver, plan, [message]).committables
+    abort_there(kafka.bootstrap_servers, c, (topic, 0))
+    assert send_all(driver, "commit", [c], 0) == [Outcome.DONE]
+    remove(dead, 1, partition=1)
+    found = finding_of(dead.doctor(), "aborted-in-partition", f"aborted afterwards in {topic}-0,")
+    said, statuses = zip(*map(typed, found.commands), strict=True)
+    assert statuses == (3, 0) and "1 salvaged" in said[1]
+    dead.close()
+
+
+def remove(dead, offset, partition=0):
     """The topic removes what is before this offset."""
-    at = TopicPartition(dead.topic, 0, offset)
+    at = TopicPartition(dead.topic, partition, offset)
     admin = AdminClient(dead.kafka.client_conf)
     admin.delete_records([at])[at].result()
 

@@ -90,6 +90,7 @@ def test_a_range_that_was_read_stays_the_same_and_a_copy_comes_later_once(
     # behind the open transaction, and not to be read before it has ended
     transaction(query, f"{query.topic}-y", ["late"] * 2, "commit_transaction")
     start = reader.initialOffset()
+    query.settle()
     middle = reader.latestOffset(start, None)
     before = rows_between(reader, start, middle)
     assert values_of(before) == batch_rows(0)
@@ -106,6 +107,7 @@ def test_a_range_that_was_read_stays_the_same_and_a_copy_comes_later_once(
     restore(query.start(), 2)
     assert rows_between(reader, start, middle) == before
 
+    query.settle()
     end = reader.latestOffset(middle, None)
     after = rows_between(reader, middle, end)
     assert values_of(after) == sorted([*batch_rows(1), "late", "late"])

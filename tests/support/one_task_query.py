@@ -16,6 +16,7 @@ from kafka2pc.kafka.participant import KafkaParticipant
 from kafka2pc.kafka.read.whole_topic import read_topic
 from kafka2pc.kafka.wire.cluster import Cluster
 from kafka2pc.kafka.wire.topics import topic_rows
+from kafka2pc.proof.both_levels import wait_until_ended
 from kafka2pc.proof.child_process import until
 from kafka2pc.protocol.driver import Driver
 from kafka2pc.protocol.log.slots import MemoryLog
@@ -105,7 +106,12 @@ class Query:
             until(gone, "the topic is gone", 30)
         self.kafka.create_topic(self.topic)
 
+    def settle(self):
+        """All markers are written: a commit returns before they are."""
+        wait_until_ended(self.store.cluster, self.topic)
+
     def seen(self):
+        self.settle()
         # from its first record, wherever that is
         return [r.value.decode() for r in read_topic(self.kafka.client_conf, self.topic)]
 
