@@ -217,7 +217,7 @@ def _parts(
     c: Committable, told: TxnState | None, proven: Mapping[_Rows, set[TxnState]]
 ) -> dict[Committable, TxnState | None]:
     """The state of a transaction, or of each part of it. The log counts before the coordinator.
-    Raises `LostTransaction` if a range is committed in part: its rows cannot be told apart.
+    Raises `LostTransaction` if a range is committed in part: nothing says which of its rows are.
     """
     by_log = {p: proven[c.key, p] for p in c.partitions if (c.key, p) in proven}
     torn = tuple(p for p, ends in by_log.items() if len(ends) > 1)
