@@ -120,4 +120,4 @@ def test_a_range_that_was_read_stays_the_same_and_a_copy_comes_later_once(
 def abort_again(servers, c):
     """A marker for a transaction that is committed; its coordinator has raised the epoch."""
     raised = replace(c, state=replace(c.state, epoch=c.state.epoch + 1))
-    abort_there(servers, raised, coordinator_epoch=0)
+    abort_there(servers, raised)

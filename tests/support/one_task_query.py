@@ -29,15 +29,17 @@ from kafka2pc.protocol.policies import retry_unknown
 ROWS = list("abcdef")
 
 
-def abort_there(servers, c, *partitions, coordinator_epoch=-1, **login):
+def abort_there(servers, c, *partitions, **login):
     """What `kafka-transactions.sh abort` does: write a marker into some partitions of a
-    transaction, unknown to its coordinator. `coordinator_epoch`: at least that of the last marker
-    there; `login`: of an administrator, by kafka-python's names.
+    transaction, unknown to its coordinator. `login`: of an administrator, by kafka-python's names.
     """
     admin = KafkaAdminClient(bootstrap_servers=servers, **login)
     for topic, number in partitions or {(p.topic, p.partition) for p in c.partitions}:
-        of_it = KafkaPartition(topic, number), c.state.producer_id, c.state.epoch
-        admin.abort_transaction(AbortTransactionSpec(*of_it, coordinator_epoch))
+        where = KafkaPartition(topic, number)
+        known = admin.describe_producers([where])[where].active_producers
+        epochs = [p.coordinator_epoch for p in known if p.producer_id == c.state.producer_id]
+        of_it = where, c.state.producer_id, c.state.epoch
+        admin.abort_transaction(AbortTransactionSpec(*of_it, max(epochs, default=-1)))
     admin.close()
 
 

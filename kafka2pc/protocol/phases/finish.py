@@ -232,10 +232,12 @@ def _mend_parts(
     written again, until there is nothing of that kind. (A repair may write a part of it, and
     another program may end its transaction, too.) Returns and raises what `_commit_all` does.
     """
-    left: Decision | None = decision
-    while left and (aborted := aborted_parts(driver, left.committables)):
-        left = None if over() else _mend(driver, left, aborted, over, {}, replayed)
-    return left
+    while aborted := aborted_parts(driver, decision.committables):
+        mended = None if over() else _mend(driver, decision, aborted, over, {}, replayed)
+        if mended is None or mended == decision:
+            return mended
+        decision = mended
+    return decision
 
 # %% ../../../nbs/protocol/phases/05_finish.ipynb #c060
 _OVER = TxnState.COMMITTED, None
