@@ -21,7 +21,11 @@ from .parts import NamedStore, StoreNames, key
 # %% ../../nbs/stores/04_lines.ipynb #c006
 Run = Callable[..., Any]  # the cursor of a statement: `fetchall()` and `rowcount`
 _HERE = "transactional_id = %s and epoch = %s"
-_STATES = {"committed": TxnState.COMMITTED, "aborted": TxnState.ABORTED}
+_STATES = {
+    "committed": TxnState.COMMITTED,
+    "aborted": TxnState.ABORTED,
+    "open": TxnState.ABORTED,  # it was prepared, and is not any more
+}
 
 
 def add_line(run: Run, c: Committable, query_id: str, taken: type[Exception]) -> bool:
@@ -67,8 +71,12 @@ def knows_query(run: Run, query_id: str) -> bool:
 
 
 def state_of(outcome: str | None, prepared: bool) -> TxnState | None:
-    """The state of a transaction, by its line and by whether the database has it prepared."""
-    return _STATES.get(outcome or "", TxnState.PRECOMMITTED if prepared else None)
+    """The state of a transaction that was pre-committed, by its line and by whether the database has
+    it `prepared`. `outcome`: read after that, None for no line.
+    """
+    if prepared and outcome in (None, "open"):
+        return TxnState.PRECOMMITTED
+    return _STATES.get(outcome or "")
 
 # %% ../../nbs/stores/04_lines.ipynb #c008
 Key = tuple[str, int]  # see `key`
@@ -161,7 +169,7 @@ class DatabaseStore(NamedStore):
         raise NotImplementedError
 
     def describe(self, cs: Iterable[Committable], **_: Any) -> list[Description]:
-        """An open transaction that is not prepared cannot be committed, so its state is None."""
+        """One that is open and not prepared is ABORTED: no commit of it can succeed."""
         cs = list(cs)
         with self.lines() as run:
             prepared = self.prepared(run)

@@ -26,7 +26,6 @@ from kafka2pc.protocol.errors import (
 )
 from ..protocol.messages import Committable, affected
 from ..protocol.participant import Description, OpenBeside, Outcome
-from ..protocol.states import TxnState
 from .holders import beside
 from kafka2pc.stores.lines import (
     Key,
@@ -133,11 +132,14 @@ class StagedParticipant(PostgresParticipant):
         return end_by(self, c, _drop, "aborted")
 
     def describe(self, cs: Iterable[Committable], **_: Any) -> list[Description]:
-        """An open transaction without waiting rows cannot be committed, so its state is None."""
+        """One that is open and has no waiting rows is ABORTED: no commit of it can succeed."""
         cs = list(cs)
         with recorded(self) as db:
+            # before the lines: who moves the rows changes the line in the same transaction
+            waiting = [has_rows(db, self.waiting(c)) for c in cs]
             outcomes = read_outcomes(statements(self, db), cs)
-            return [Description(_state(self, db, c, outcomes.get(key(c)))) for c in cs]
+        states = [state_of(outcomes.get(key(c)), rows) for c, rows in zip(cs, waiting, strict=True)]
+        return [Description(state) for state in states]
 
     def open_beside(self, query_id: str) -> list[OpenBeside]:
         """See `Shared`: the waiting tables, and what holds a lock on the table."""
@@ -172,12 +174,6 @@ def move_waiting(store: StagedParticipant, db: psycopg.Connection, c: Committabl
         # its own table, also if the participant has another one by now
         move_rows(db, waiting, table_name(c.partitions[0].topic), names, store.key)
     return True
-
-
-def _state(
-    store: StagedParticipant, db: psycopg.Connection, c: Committable, outcome: str | None
-) -> TxnState | None:
-    return state_of(outcome, outcome == "open" and has_rows(db, store.waiting(c)))
 
 # %% ../../nbs/stores/08_staged.ipynb #82d52adb
 _ONLY_THE_TABLE = (

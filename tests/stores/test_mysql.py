@@ -221,20 +221,6 @@ def test_a_precommitted_transaction_survives_the_death_of_the_server(mariadb, at
     assert (ask(at.store.commit, c), at.seen()) == (DONE, ["a"])
 
 
-def test_what_an_operator_rolled_back_is_not_open_any_more(mariadb, at):
-    plan = a_plan()
-    c = precommit_rows(at, plan, "a")
-    [named] = [
-        data.decode()
-        for _, cut, _, data in mariadb.execute("xa recover")
-        if plan.query_id.encode() in data
-    ]
-    cut = len(f"kafka2pc-{plan.query_id}")
-    mariadb.execute("xa rollback %s, %s", named[:cut], named[cut:])
-    assert (at.store.describe([c])[0].state, at.store.commit(c)) == (None, REFUSED)
-    assert [at.store.abort(c) for c in at.store.in_doubt(plan.query_id)] == [DONE]
-
-
 def test_two_tasks_with_one_key_do_not_wait_for_ever(mariadb):
     mariadb.execute("create table keyed (id int primary key) engine=innodb")
     store = MysqlParticipant(mariadb.url, "keyed", key=("id",), lock_s=1)

@@ -6,6 +6,7 @@ import threading
 import uuid
 from dataclasses import replace
 from decimal import Decimal
+from functools import partial
 
 import psutil
 import psycopg
@@ -18,6 +19,7 @@ from lines_suite import (
     a_prepare_whose_answer_is_lost_is_looked_up,
     a_store_of_an_older_version_goes_on,
     database_of,
+    what_an_operator_rolled_back_is_reported_as_lost,
 )
 from marks import first_of
 from participant_suite import (
@@ -103,6 +105,13 @@ def database(postgres, at):
 @pytest.mark.never_unsteady
 def test_postgres_keeps_for_its_record(check, database):
     check(database)
+
+
+@pytest.mark.never_unsteady
+def test_staged_rows_whose_table_an_operator_dropped_are_lost(postgres, database):
+    kind = lambda url, table, **more: StagedParticipant(url, table, name="db")
+    staged = replace(database, make=partial(kind, postgres.url, database.make().table))
+    what_an_operator_rolled_back_is_reported_as_lost(staged)
 
 
 @pytest.mark.parametrize("arrived", [True, False], ids=["arrived", "lost"])
@@ -310,20 +319,10 @@ def test_rows_that_wait_survive_the_death_of_the_server_unless_they_need_not(mor
     c = precommit_rows(At(store, list, rows), a_plan(), "a", "b")
     mortal.kill()
     mortal.start()
-    assert store.describe([c])[0].state is (None if unlogged else TxnState.PRECOMMITTED)
+    assert store.describe([c])[0].state is (TxnState.ABORTED if unlogged else TxnState.PRECOMMITTED)
     assert store.commit(c) is (REFUSED if unlogged else DONE)
     found = mortal.execute(f"select value from rows_{table}")
     assert found == ([] if unlogged else [("a",), ("b",)])
-
-
-@pytest.mark.never_unsteady
-def test_what_an_operator_rolled_back_is_not_open_any_more(postgres, at):
-    plan = a_plan()
-    c = precommit_rows(at, plan, "a")
-    assert at.store.describe([c])[0].state is TxnState.PRECOMMITTED
-    postgres.execute(f"rollback prepared '{c.transactional_id}.0'")
-    assert (at.store.describe([c])[0].state, at.store.commit(c)) == (None, REFUSED)
-    assert [at.store.abort(c) for c in at.store.in_doubt(plan.query_id)] == [DONE]
 
 
 @pytest.mark.never_unsteady

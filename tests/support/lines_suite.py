@@ -13,11 +13,12 @@ from driver_steps import decide_only, write
 from participant_suite import DONE, REFUSED, At, a_plan, ask, precommit_rows, rows
 
 from kafka2pc.protocol.driver import Driver
-from kafka2pc.protocol.errors import OutcomeUnknown, PrecommitFailed, WrongCluster
+from kafka2pc.protocol.errors import LostTransaction, OutcomeUnknown, PrecommitFailed, WrongCluster
 from kafka2pc.protocol.log.questions import newest_record
 from kafka2pc.protocol.log.slots import MemoryLog
 from kafka2pc.protocol.messages import Mode
 from kafka2pc.protocol.operators.adopt import adopt
+from kafka2pc.protocol.phases.passed_over import refuse_after
 from kafka2pc.protocol.phases.restore import restore
 from kafka2pc.protocol.states import TxnState
 
@@ -131,6 +132,29 @@ def rows_whose_line_was_deleted_are_not_reported_as_lost(db):
     assert restore(driver, 0).mode is Mode.DRAIN and db.seen() == ["a"]
 
 
+def what_an_operator_rolled_back_is_reported_as_lost(db):
+    """Whether Spark replays the batch, or goes on, or the call for it has failed in this run."""
+    driver = db.driver()
+    decide_only(driver, 0, rows(["a"]))
+    store, cs = driver.participants["db"], newest_record(driver.log).committables
+    [beside] = [t for t in store.open_beside("another") if t.query_id == driver.query_id]
+    db.execute(beside.abort_with)
+    assert [d.state for d in store.describe(cs)] == [TxnState.ABORTED]
+    assert store.commit(*cs) is REFUSED
+    for asks in (
+        partial(restore, batch_id=0),
+        partial(restore, batch_id=1),
+        refuses_after_the_first,
+    ):
+        with pytest.raises(LostTransaction, match=re.escape(cs[0].transactional_id)):
+            asks(db.driver(driver.log, driver.query_id))
+    assert [ask(store.abort, c) for c in store.in_doubt(driver.query_id)] == [DONE]
+
+
+def refuses_after_the_first(driver):
+    return refuse_after(driver, 0, 1)
+
+
 def two_workers_that_draw_one_name_keep_their_rows(db):
     """The second one takes its next name, at a later batch the first."""
     plan, at = a_plan(), db.at()
@@ -203,6 +227,7 @@ RECORD_CHECKS = [
     what_is_prepared_counts_without_a_line,
     a_record_that_was_made_anew_is_adopted,
     rows_whose_line_was_deleted_are_not_reported_as_lost,
+    what_an_operator_rolled_back_is_reported_as_lost,
     two_workers_that_draw_one_name_keep_their_rows,
     later_commits_of_a_name_are_recalled,
 ]

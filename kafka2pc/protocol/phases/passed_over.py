@@ -15,7 +15,8 @@ from ..errors import DECIDED, OutcomeUnknown, PassedOver
 from ..log.decisions import FAILED, Decision, Slot
 from ..log.questions import commit_of, failed_batches, reopened
 from ..log.slots import Listing, win
-from .finish import finish_late
+from ..participant import list_some
+from .finish import finish_late, uncommitted
 
 # %% ../../../nbs/protocol/phases/10_passed_over.ipynb #c005
 def leave_note(driver: Driver, batch_id: int, note: int = FAILED) -> Decision | None:
@@ -88,20 +89,32 @@ def refuse_after(driver: Driver, failed: int, batch_id: int) -> PassedOver:
         leave_note(driver, failed)
         missing = failed_batches(driver.log, batch_id) or [failed]
         return _missing_rows(driver, missing, batch_id)
-    try:
-        finish_late(driver, decided)
-        risk = (
-            f"No. Batch {failed} was decided, and its rows are committed: do not write them again."
-        )
-    except OutcomeUnknown:
-        risk = f"{DECIDED} Do not write them again."
     return PassedOver(
         f"query {driver.query_id}: the call for batch {failed} failed, and the query went on to"
         f" batch {batch_id}",
         why="Your function has caught the error, so Spark took the batch for written.",
-        risk=risk,
+        risk=_fate(driver, decided),
         action=(
             "Start the query again. Do not catch the errors of exactly_once: let them stop the"
             " query, and Spark repeats the batch."
         ),
     )
+
+
+def _fate(driver: Driver, decided: Decision) -> str:
+    """Finish a batch, and say what has become of its rows: only what the stores report."""
+    batch_id = decided.slot.batch_id
+    try:
+        finish_late(driver, decided)
+        # a repair may have written some again
+        newest = commit_of(driver.log, batch_id) or decided
+        unseen = uncommitted(driver, newest.committables)
+    except OutcomeUnknown:
+        return f"{DECIDED} Do not write them again."
+    if unseen:
+        ids = list_some([c.transactional_id for c in unseen])
+        return (
+            f"Not known. Batch {batch_id} was decided, and its store does not know any more how"
+            f" {ids} ended: look for the rows before you write them again."
+        )
+    return f"No. Batch {batch_id} was decided, and its rows are committed: do not write them again."
