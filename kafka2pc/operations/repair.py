@@ -9,7 +9,7 @@ __all__ = ['describe_records', 'describe_ranges', 'describe_topics', 'find_refus
 
 # %% ../../nbs/operations/04_repair.ipynb #c002
 import uuid
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Container, Iterable, Iterator, Mapping, Sequence
@@ -37,7 +37,6 @@ from kafka2pc.protocol.errors import (
     BrokerUnreachable,
     OutcomeUnknown,
     Refused,
-    Reopened,
 )
 from ..protocol.log.decisions import LOST, Decision, Identity
 from kafka2pc.protocol.log.questions import (
@@ -58,7 +57,7 @@ from kafka2pc.protocol.participant import (
     store_identity,
 )
 from ..protocol.phases.describe import describe_all
-from ..protocol.phases.finish import check_own, complete
+from ..protocol.phases.finish import check_own, complete_newest
 from ..protocol.phases.gone import of_kind, places_gone, removed_rows
 from ..protocol.phases.identity import check_identity, check_record
 from ..protocol.phases.reopen import may_reopen
@@ -753,9 +752,9 @@ def restore(driver: Driver) -> list[RestoreStep]:
         steps = plan_restore(driver)
     except BrokerUnreachable:
         # what is decided does not wait for the list of the rest
-        _complete(driver)
+        complete_newest(driver)
         raise
-    _complete(driver)
+    complete_newest(driver)
     if any(s.do == "abort" for s in steps):
         # before the claim, which is a record of a later batch
         drivers = _under_each_prefix(driver)
@@ -763,14 +762,6 @@ def restore(driver: Driver) -> list[RestoreStep]:
         sweep_and_check(drivers, token)
     # its run may have decided before the claim
     return _done(driver, steps, newest_commit(driver.log))
-
-
-def _complete(driver: Driver) -> None:
-    """Complete the newest decision. Of a batch that is decided no more nothing is left to do."""
-    decided = newest_commit(driver.log)
-    if decided:
-        with suppress(Reopened):
-            complete(driver, decided)
 
 # %% ../../nbs/operations/04_repair.ipynb #e6e73620
 def adopt_place(

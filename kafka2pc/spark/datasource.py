@@ -7,6 +7,7 @@ __all__ = ['Kafka2pc', 'register']
 
 # %% ../../nbs/spark/02_datasource.ipynb #c002
 import logging
+from functools import partial
 from typing import Any, Mapping, MutableMapping
 
 # %% ../../nbs/spark/02_datasource.ipynb #c003
@@ -56,12 +57,10 @@ def _refuse_table(options: Mapping[str, str]) -> None:
         )
 
 # %% ../../nbs/spark/02_datasource.ipynb #a19cc8fd
-def _sink_options(options: Mapping[str, str], schema: StructType) -> SinkOptions:
-    """The checked options of a write of these columns. Raises `BadOption`."""
-    checked = parse_sink_options(options)
+def _check_rows(options: SinkOptions, schema: StructType) -> None:
+    """Raises `BadOption` for columns that cannot be written."""
     columns = [(field.name, field.dataType.simpleString()) for field in schema.fields]
-    check_columns(columns, checked.target.topic, checked.target.timestamps)
-    return checked
+    check_columns(columns, options.target.topic, options.target.timestamps)
 
 
 def _refuse_key(options: SinkOptions) -> None:
@@ -121,9 +120,11 @@ class Kafka2pc(DataSource):
         """In the planner: run the restore phase and return the writer for the tasks. In the
         committer: return a writer that commits.
         """
-        options = _sink_options(self.options, schema)
+        options = parse_sink_options(self.options)
         _refuse_key(options)
-        return plan_stream(options) if self.planning else StreamWriter(options, None, None)
+        if not self.planning:
+            return StreamWriter(options, None, None)
+        return plan_stream(options, partial(_check_rows, options, schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         """Run the restore phase of a batch write, and return the writer for tasks and committer."""
@@ -131,7 +132,8 @@ class Kafka2pc(DataSource):
             raise BadOption(
                 "mode overwrite: a topic cannot be overwritten", action='.mode("append")'
             )
-        return plan_write(_sink_options(self.options, schema))
+        options = parse_sink_options(self.options)
+        return plan_write(options, partial(_check_rows, options, schema))
 
     def schema(self) -> StructType:
         """The columns of a source."""

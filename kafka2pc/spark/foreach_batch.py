@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 # %% ../../nbs/spark/05_foreach_batch.ipynb #c004
 from ..decision_logs.opening import left_log
+from ..kafka.participant import KafkaParticipant
 from ..kafka.records.rows import payload_bytes
 from ..protocol.driver import Driver
 from kafka2pc.protocol.errors import (
@@ -76,8 +77,11 @@ from .sink.columns import COLUMNS, check_columns, plain_names
 from .sink.giving_up import end_batch, warn_if_open
 from .sink.keys import check_earlier, query_id_of, under_key, warn_of_local_log
 from kafka2pc.spark.sink.opening import (
+    check_again,
     check_beside,
+    finish_first,
     has_returned,
+    kafka_of,
     log_of_query,
     make_driver,
     open_own_log,
@@ -86,7 +90,12 @@ from kafka2pc.spark.sink.opening import (
     stream_driver,
     warn_once,
 )
-from .sink.options import SinkOptions, parse_sink_options, refuse_metrics
+from kafka2pc.spark.sink.options import (
+    KafkaTarget,
+    SinkOptions,
+    parse_sink_options,
+    refuse_metrics,
+)
 from .small_batches import arrow_rows, kept, note_size, was_small
 from .worker import freeze_worker
 from ..stores.shaped import Shaped
@@ -225,16 +234,18 @@ class Arguments:
         return all(place is None for place in elsewhere)
 
 # %% ../../nbs/spark/05_foreach_batch.ipynb #09e515c0
-def open_stores(given: Arguments) -> list[Participant]:
+def open_stores(
+    given: Arguments, kafka: Callable[[KafkaTarget], KafkaParticipant] = open_participant
+) -> list[Participant]:
     """Kafka, if the options name a broker, opened and checked once in each process; then the
-    participants.
+    participants. `kafka`: `kafka_of` opens it without a check.
     """
     target = given.options.target
     if not target.conf:
         return list(given.participants)
     warn_once(given.options)
     columns = partial(plain_names, timestamps=target.timestamps)
-    return [Shaped(open_participant(target), columns), *given.participants]
+    return [Shaped(kafka(target), columns), *given.participants]
 
 
 def columns_of_format(columns: Iterable[str], timestamps: bool) -> list[str]:
@@ -371,7 +382,10 @@ def write_micro_batch(given: Arguments, batch: MicroBatch, failed: int | None = 
     """
     df, batch_id, running = batch.df, batch.batch_id, batch.running
     offsets_hash = identify_rows(batch.checkpoint, running, batch_id)
-    driver = open_driver(given, batch.checkpoint, batch.run_id).within(one_process=True)
+    open_it = partial(open_driver, given, batch.checkpoint, batch.run_id)
+    with finish_first(lambda: open_it(open_stores(given, kafka_of)), batch_id):
+        frame, counted = choose_columns(given, df)
+        driver = open_it().within(one_process=True)
     if running:
         driver = replace(driver, began=running.began)
     if failed is not None:
@@ -380,7 +394,6 @@ def write_micro_batch(given: Arguments, batch: MicroBatch, failed: int | None = 
         check_added_name(running, driver)
     if not offsets_hash and is_connect(df.sparkSession):
         offsets_hash = connected_rows(df.sparkSession, driver.log, batch_id)
-    frame, counted = choose_columns(given, df)
     plan = plan_batch(driver, batch_id, offsets_hash)
     small = may_write_here(given, df) and was_small(driver.query_id, running)
     messages = write_batch(driver, frame, plan, counted, in_driver if small else in_tasks)
@@ -406,7 +419,8 @@ def note_failure(given: Arguments, batch: MicroBatch) -> None:
 # %% ../../nbs/spark/05_foreach_batch.ipynb #db6f6c17
 def write_job(given: Arguments, df: "DataFrame", name: str, driver: Driver) -> bool:
     """`df` as the only batch of the key `name`. False: an earlier run has written it."""
-    frame, counted = choose_columns(given, df)
+    with finish_first(lambda: driver, 0):
+        frame, counted = choose_columns(given, df)
     plan = plan_batch(driver, 0, "")
     if plan.mode is Mode.WRITE:
         write_batch(driver, frame, plan, counted)
@@ -470,6 +484,7 @@ class ExactlyOnce:
             try:
                 write_micro_batch(given, batch, failed)
             except BaseException:
+                check_again(given.options.target)
                 note_failure(given, batch)
                 raise
 
@@ -481,10 +496,12 @@ class ExactlyOnce:
         refuse_metrics(query)
         query_id = query_id_of(name)
         with log_of_job(self.given, query_id) as log:
-            driver = make_driver(query, query_id, log, open_stores(self.given))
+            driver_of = lambda stores: under_key(make_driver(query, query_id, log, stores), name)
+            with finish_first(lambda: driver_of(open_stores(self.given, kafka_of)), 0):
+                driver = driver_of(open_stores(self.given))
             if place := query.decision_log:
                 warn_of_local_log(name, place, [cluster_of(df.sparkSession)])
-            return write_job(self.given, df, name, under_key(driver, name))
+            return write_job(self.given, df, name, driver)
 
     def adopt(self, without: Sequence[str] = ()) -> Decision | None:
         """Record that this object's log and participants are those of the query from now on; the

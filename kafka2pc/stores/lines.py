@@ -71,8 +71,8 @@ def knows_query(run: Run, query_id: str) -> bool:
 
 
 def state_of(outcome: str | None, prepared: bool) -> TxnState | None:
-    """The state of a transaction that was pre-committed, by its line and by whether the database has
-    it `prepared`. `outcome`: read after that, None for no line.
+    """The state of a transaction that was pre-committed, by its line and by whether the database
+    has it `prepared`. `outcome`: read after that, None for no line.
     """
     if prepared and outcome in (None, "open"):
         return TxnState.PRECOMMITTED

@@ -11,10 +11,10 @@ import os
 import shutil
 import tempfile
 import uuid
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Iterator, cast
+from typing import Callable, Iterator, cast
 
 # %% ../../../nbs/spark/sink/05_batch_writer.ipynb #c004
 from ...backends.places import masked
@@ -49,6 +49,8 @@ from kafka2pc.spark.sink.keys import (
     warn_of_local_log,
 )
 from kafka2pc.spark.sink.opening import (
+    finish_first,
+    kafka_of,
     log_of_write,
     make_driver,
     open_participant,
@@ -354,8 +356,9 @@ def _with_timeout(options: SinkOptions) -> SinkOptions:
     return replace(options, target=replace(options.target, two_phase="off"))
 
 # %% ../../../nbs/spark/sink/05_batch_writer.ipynb #c012
-def plan_write(options: SinkOptions) -> BatchWriter:
-    """The restore phase of a batch write, and its writer. Raises `BadOption` for an idempotence key
+def plan_write(options: SinkOptions, check_rows: Callable[[], None] = lambda: None) -> BatchWriter:
+    """The restore phase of a batch write, and its writer. `check_rows`: raises for rows that cannot
+    be written. Raises `BadOption` for an idempotence key
     without a `decisionLog`, for a key that was used for another topic or would be forgotten before
     its transactional ids, for `metrics`, and if a write without a key wants transactions that never
     time out: if the driver dies, nothing would end them.
@@ -365,12 +368,14 @@ def plan_write(options: SinkOptions) -> BatchWriter:
     warn_once(options)
     if not options.query.key:
         options = _with_timeout(options)
-    participant = open_participant(options.target)
+    query_id = query_id_of(options.query.key) if options.query.key else str(uuid.uuid4())
+    with _finish_first(options, query_id):
+        check_rows()
+        participant = open_participant(options.target)
     if not options.target.exactly_once:
         return BatchWriter(options, participant, None)
     if options.query.key:
         check_key_days(options.query.key_days, participant)
-    query_id = query_id_of(options.query.key) if options.query.key else str(uuid.uuid4())
     folder = "" if options.query.decision_log else _folder_of(query_id)
     if folder:
         remove_folders(CLOCK.now_ms() / 1000 - _DAY_MS / 1000 - participant.timeout_ms / 1000)
@@ -387,3 +392,11 @@ def plan_write(options: SinkOptions) -> BatchWriter:
         key = str(options.query.key)
         check_earlier("idempotenceKey", key, driver, kept_commit(driver.log, 0))
     return BatchWriter(options, participant, plan, folder, count_aborts(driver.history.events))
+
+
+def _finish_first(options: SinkOptions, query_id: str) -> AbstractContextManager:
+    """`finish_first`, for a write under a key: no other has anything decided."""
+    if not options.query.key or not options.target.exactly_once:
+        return nullcontext()
+    place = DecisionPlace(options, query_id, "")
+    return finish_first(lambda: place.driver(kafka_of(options.target)), 0)

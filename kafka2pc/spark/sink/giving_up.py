@@ -29,6 +29,7 @@ from ...protocol.phases.decide import abort
 from ...protocol.phases.finish import finish
 from ...protocol.phases.sweep import sweep, sweep_and_check
 from ...protocol.policies import retry_unknown
+from .opening import kafka_of
 from .options import KafkaTarget
 
 # %% ../../../nbs/spark/sink/08_giving_up.ipynb #c005
@@ -150,14 +151,7 @@ class LeftPlan:
 
     def participant(self, target: KafkaTarget) -> KafkaParticipant:
         """The Kafka of the planner, without a request."""
-        return KafkaParticipant(
-            dict(target.conf),
-            prefix=target.prefix,
-            topic=target.topic,
-            engine=target.engine,
-            gated=target.gated,
-            **self.facts,
-        )
+        return kafka_of(target, self.facts)
 
 # %% ../../../nbs/spark/sink/08_giving_up.ipynb #33be52d5
 def _file_of(checkpoint: str) -> Path | None:

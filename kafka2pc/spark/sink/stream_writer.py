@@ -10,7 +10,7 @@ __all__ = ['SparkMessage', 'contents', 'all_contents', 'StreamWriter', 'check_tr
 import platform
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Iterable, Iterator, Sequence
+from typing import Callable, Iterable, Iterator, Sequence
 
 # %% ../../../nbs/spark/sink/04_stream_writer.ipynb #c003
 import pyarrow as pa
@@ -33,6 +33,9 @@ from .batch_line import count_aborts, count_failure, log_batch
 from .columns import plain_names
 from .giving_up import end_batch, find_plan, known_plan, leave_plan, warn_if_open
 from kafka2pc.spark.sink.opening import (
+    check_again,
+    finish_first,
+    kafka_of,
     open_participant,
     plan_batch,
     stream_driver,
@@ -162,21 +165,32 @@ def _check_readable(location: str | None) -> None:
     check_trigger(checkpoint, checkpoint.newest_batch())
 
 # %% ../../../nbs/spark/sink/04_stream_writer.ipynb #c054
-def plan_stream(options: SinkOptions) -> StreamWriter:
-    """The restore phase, in the planner. Returns the writer for the tasks of the next batch."""
+def plan_stream(
+    options: SinkOptions, check_rows: Callable[[], None] = lambda: None
+) -> StreamWriter:
+    """The restore phase, in the planner. Returns the writer for the tasks of the next batch.
+    `check_rows`: raises for rows that cannot be written.
+    """
     warn_once(options)
     if not options.target.exactly_once:
+        check_rows()
         _check_readable(options.query.checkpoint)
         return StreamWriter(options, open_participant(options.target), None)
     checkpoint = Checkpoint(options.query.checkpoint)
     batch = planned_batch(checkpoint)
+    if batch.batch_id == _NEWEST.get(checkpoint.location):
+        # it has failed here, perhaps at a limit of the brokers that is another one by now
+        check_again(options.target)
     check_trigger(checkpoint, batch.batch_id)
     if batch.batch_id == 0:
         checkpoint.check_new()
-    participant = open_participant(options.target, patient=batch.batch_id > 0)
     # between two batches of this process another one may have run the query
     run_id = f"batch {batch.batch_id}"
-    driver = stream_driver(options, checkpoint, batch.query_id, [participant], run_id)
+    driver_with = lambda store: stream_driver(options, checkpoint, batch.query_id, [store], run_id)
+    with finish_first(lambda: driver_with(kafka_of(options.target)), batch.batch_id):
+        check_rows()
+        participant = open_participant(options.target, patient=batch.batch_id > 0)
+    driver = driver_with(participant)
     # Spark ends a query whose commit has failed, so what has failed before is not of this run
     driver = replace(driver, began=lambda: batch.batch_id)
     plan = plan_batch(driver, batch.batch_id, batch.offsets_hash)
