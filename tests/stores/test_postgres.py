@@ -516,7 +516,8 @@ def test_decided_rows_whose_column_is_gone_need_the_column(postgres):
     assert (at.store.commit(c), at.seen()) == (DONE, ["a"])
 
 
-def test_rights_are_asked_for_by_name(postgres, at):
+def test_rights_are_asked_for_by_name_and_only_where_rows_are_written(postgres, at):
+    at.store.store_id()  # the table of transactions is there
     postgres.execute("create role alice login")
     as_alice = PostgresParticipant(postgres.url.replace("postgres:@", "alice:@"), at.store.table)
     with pytest.raises(NotAuthorized, match="permission denied"):
@@ -530,6 +531,14 @@ def test_rights_are_asked_for_by_name(postgres, at):
     ):
         as_alice.commit(c)
     assert at.store.commit(c) is DONE
+    postgres.execute(f"grant all on {at.store.table} to alice")
+    log = MemoryLog()
+    driver = Driver(query_id=str(uuid.uuid4()), log=log, participants={"postgres": as_alice})
+    decide_only(driver, 0, rows(["decided"]))
+    postgres.execute(f"revoke all on {at.store.table} from alice")
+    assert restore(driver, 0).mode is Mode.DRAIN and at.seen() == ["a", "decided"]
+    with pytest.raises(NotAuthorized, match=at.store.table):
+        write(driver, 1, rows(["b"]))
 
 
 def asked(url):

@@ -152,8 +152,12 @@ def _init_fields(
 class TimeoutTooLarge(BadOption):
     """The broker does not allow a transaction timeout of this length."""
 
-    why = "It is above the broker's transaction.max.timeout.ms."
-    action = "Use a smaller one, leave it out, or raise the broker's transaction.max.timeout.ms."
+    why = "It is above transaction.max.timeout.ms of the brokers, perhaps since a short time ago."
+    action = (
+        "Start the query again: without the option kafka.transaction.timeout.ms it takes the"
+        " longest timeout that the brokers allow. With the option: use a smaller one, or raise"
+        " transaction.max.timeout.ms."
+    )
 
 
 def _no_kip_939(what: str) -> BadOption:
@@ -168,7 +172,7 @@ def _init_refused(code: int, transactional_id: str, timeout_ms: int, two_phase: 
     if code == codes.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
         return id_not_authorized(transactional_id, two_phase)
     if code == codes.INVALID_TRANSACTION_TIMEOUT:
-        return TimeoutTooLarge(f"kafka.transaction.timeout.ms={timeout_ms}: {describe_code(code)}")
+        return TimeoutTooLarge(f"a transaction timeout of {timeout_ms} ms: {describe_code(code)}")
     if code == codes.UNSUPPORTED_VERSION:
         return _no_kip_939(f"{transactional_id}: {describe_code(code)}")
     return UnclearAnswer(f"{transactional_id}: InitProducerId answered {describe_code(code)}")
