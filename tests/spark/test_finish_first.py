@@ -8,6 +8,7 @@ missing: `exactly_once(...)` refuses it before there is a start.
 
 import json
 import uuid
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pyarrow as pa
@@ -38,10 +39,12 @@ from kafka2pc.protocol.errors import (
     BadOption,
     NotAuthorized,
     OutcomeUnknown,
+    PassedOver,
 )
 from kafka2pc.protocol.log.slots import MemoryLog
 from kafka2pc.protocol.memory import MemoryParticipant
 from kafka2pc.protocol.phases.decide import decide
+from kafka2pc.protocol.phases.passed_over import leave_note
 from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.protocol.phases.restore import restore
 from kafka2pc.spark import foreach_batch
@@ -206,6 +209,16 @@ def test_a_full_disk_refuses_the_claim_of_the_next_batch_behind_that(store):
     full.records = driver.log.records
     with pytest.raises(OutcomeUnknown, match="no space left"):
         restore(Driver(query_id=driver.query_id, log=full, participants={"kafka": store}), 1)
+    assert store.read() == ["row"]
+
+
+def test_a_batch_that_was_passed_over_is_reported_behind_that(store):
+    """The errors of batch 0, which is decided, and of batch 1, which is not, were caught."""
+    driver = Driver(query_id=str(uuid.uuid4()), log=MemoryLog(), participants={"kafka": store})
+    decide_only(driver, 0)
+    leave_note(driver, 1)
+    with pytest.raises(PassedOver, match="batch 1 failed"):
+        restore(replace(driver, began=lambda: 2), 2)
     assert store.read() == ["row"]
 
 
