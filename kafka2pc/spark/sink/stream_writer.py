@@ -127,7 +127,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
             target = self.options.target
             left, sent = find_plan(checkpoint.location, batchId), contents(messages)
             plan = known_plan(sent, left)
-            store = left.participant(target) if left else open_participant(target)
+            store = left.participant(target) if left else kafka_of(target)
             driver = stream_driver(self.options, checkpoint, plan.query_id, [store])
             try:
                 end_batch(driver, plan, sent, killed=None in messages)
