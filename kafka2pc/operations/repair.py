@@ -51,6 +51,7 @@ from ..protocol.operators.fence import fence
 from kafka2pc.protocol.participant import (
     Gone,
     Identified,
+    KeepsAborted,
     Outcome,
     Participant,
     list_some,
@@ -500,7 +501,12 @@ def _fates(
     left = [c for c in ended if c not in fates]
     judged = judge(driver, decision) if left else None
     states = judged.states if judged else {}  # behind a later batch nothing is written again
-    aborted = [c for c in left if TxnState.ABORTED in (ended[c], states.get(c))]
+    aborted = [
+        c
+        for c in left
+        if TxnState.ABORTED in (ended[c], states.get(c))
+        and isinstance(driver.participants[c.participant], KeepsAborted)
+    ]
     way_out = _way_out(driver, judged, removed, aborted) if judged else "lost"
     for c in left:
         committed = states.get(c) is TxnState.COMMITTED

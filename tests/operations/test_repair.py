@@ -307,7 +307,7 @@ def test_restore_fails_and_names_what_is_still_open(dead, monkeypatch):
 
 def test_restore_reports_no_commit_that_was_not_sent(dead, monkeypatch):
     dead.leave(decided=True)
-    monkeypatch.setattr(repair, "complete", lambda driver, decision: None)  # another run goes on
+    monkeypatch.setattr(repair, "complete_newest", lambda driver: None)  # another run goes on
     with operate(dead.conf, dead.query) as driver:
         with pytest.raises(OutcomeUnknown, match="still open") as e:
             restore(driver)

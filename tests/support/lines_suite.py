@@ -12,6 +12,7 @@ import pytest
 from driver_steps import decide_only, write
 from participant_suite import DONE, REFUSED, At, a_plan, ask, precommit_rows, rows
 
+from kafka2pc.operations.repair import decided_steps
 from kafka2pc.protocol.driver import Driver
 from kafka2pc.protocol.errors import LostTransaction, OutcomeUnknown, PrecommitFailed, WrongCluster
 from kafka2pc.protocol.log.questions import newest_record
@@ -140,6 +141,7 @@ def what_an_operator_rolled_back_is_reported_as_lost(db):
     [beside] = [t for t in store.open_beside("another") if t.query_id == driver.query_id]
     db.execute(beside.abort_with)
     assert [d.state for d in store.describe(cs)] == [TxnState.ABORTED]
+    assert [step.do for step in decided_steps(driver)] == ["lost"]
     assert store.commit(*cs) is REFUSED
     for asks in (
         partial(restore, batch_id=0),

@@ -112,7 +112,7 @@ MORE_RULES |= {
         "DUPLICATE",
         replace(ONE, expire=1),
         (
-            ("finish._uncommitted", broken.refused_is_uncommitted),
+            ("finish.uncommitted", broken.refused_is_uncommitted),
             ("verify.final_states", broken.refused_is_aborted),
         ),
         "repair",
