@@ -229,8 +229,8 @@ class ObjectParticipant(MarkedStore):
         return f"{self.root}/.kafka2pc/id"
 
     def describe(self, cs: Iterable[Committable], **_: Any) -> list[Description]:
-        """A Committable is made when the data is there. So a transaction without data is ABORTED,
-        and must not be decided. Raises `StoreUnreachable`.
+        """A Committable is made when the data is there, and outcomes stay. So a transaction without
+        data and outcome is ABORTED, and must not be decided. Raises `StoreUnreachable`.
         """
         return [Description(self._state(c)) for c in cs]
 
@@ -238,7 +238,7 @@ class ObjectParticipant(MarkedStore):
         found = find_objects(self, c)[1]
         if not found and self.is_elsewhere(c):
             raise self.elsewhere(c)
-        return _STATES.get(found)
+        return _STATES.get(found, TxnState.ABORTED)
 
     def in_doubt(self, query_id: str) -> list[Committable]:
         """The transactions of this query that are not committed. An aborted one is among them if

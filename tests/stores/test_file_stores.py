@@ -4,7 +4,9 @@ move, a new version, another format, a consumer that takes files away, an old an
 
 import os
 import pickle
+import re
 import uuid
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
@@ -13,7 +15,13 @@ from participant_suite import DONE, REFUSED, UNKNOWN, At, a_plan, precommit_rows
 from kafka2pc.backends.local_files import NoHardLinks
 from kafka2pc.backends.storage import Storage
 from kafka2pc.protocol.driver import Driver
-from kafka2pc.protocol.errors import PrecommitFailed, Refused, StoreUnreachable, WrongCluster
+from kafka2pc.protocol.errors import (
+    LostTransaction,
+    PrecommitFailed,
+    Refused,
+    StoreUnreachable,
+    WrongCluster,
+)
 from kafka2pc.protocol.log.slots import MemoryLog
 from kafka2pc.protocol.messages import Committable, Mode, PartitionRange, PreparedTxnState
 from kafka2pc.protocol.names import Names
@@ -257,6 +265,20 @@ class OneLabel(Names):
 
 
 @pytest.mark.parametrize("which", ["query", "bucket"])
+def test_what_a_person_removed_after_the_decision_is_lost_if_spark_has_gone_on(which, request):
+    query = request.getfixturevalue(which)
+    query.complete(0, "a")
+    c = query.decide(1, "b")
+    place = Path(getattr(query.store, "root", query.store.where))
+    for found in place.rglob(f"*{c.transactional_id}.1.*"):
+        found.unlink()
+    assert query.store.describe([c])[0].state is TxnState.ABORTED
+    for batch_id in (1, 2):
+        with pytest.raises(LostTransaction, match=re.escape(c.transactional_id)):
+            restore(query.driver(), batch_id)
+
+
+@pytest.mark.parametrize("which", ["query", "bucket"])
 def test_a_process_that_draws_the_name_of_another_takes_the_next(which, request):
     """Whatever the other has done with it: opened, pre-committed, committed, aborted."""
     query = request.getfixturevalue(which)
@@ -337,7 +359,7 @@ def test_marks_go_when_a_later_batch_is_committed_and_those_of_other_queries_by_
     other = Query(query.store)
     other.complete(0, "b")
     assert len(marks(query.store)) == 2
-    old = os.stat(query.store.path(c, "done")).st_mtime - 31 * 24 * 3600
+    old = os.stat(query.store.path(c, "done")).st_mtime - 367 * 24 * 3600
     os.utime(query.store.path(c, "done"), (old, old))
     other.complete(1, "b")
     assert len(marks(query.store)) == 1
