@@ -19,7 +19,7 @@ from ..decision_logs.files import FileLog
 from ..kafka import participant
 from ..kafka.cluster_check import check
 from ..kafka.participant import KafkaParticipant
-from ..kafka.read.whole_topic import read_topic
+from ..kafka.read.whole_topic import read_ended
 from ..kafka.wire.cluster import Cluster
 from ..kafka.wire.descriptions import list_transactions
 from ..local.broker import LocalKafka
@@ -93,8 +93,8 @@ class BareQuery:
         return self.participant.in_doubt(self.query_id)
 
     def values(self) -> list[int]:
-        """The numbers of the rows that a reader finds, sorted."""
-        return sorted(int(r.value) for r in read_topic(self.conf, self.topic))
+        """The numbers of the rows that a reader finds once nothing is open, sorted."""
+        return sorted(int(r.value) for r in read_ended(self.conf, self.topic))
 
     def ids(self) -> int:
         """How many transactional ids the query has in the cluster."""

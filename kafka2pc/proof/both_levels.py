@@ -35,9 +35,10 @@ def read_both(
     return seen_in(committed, row, batch), seen_in(uncommitted, row, batch)
 
 # %% ../../nbs/proof/04_both_levels.ipynb #c009
-def wait_until_ended(cluster: Cluster, prefix: str = "") -> None:
+def wait_until_ended(cluster: Cluster, prefix: str = "", seconds: float = 30) -> None:
     """Wait until every transaction that was committed or aborted has its markers, so that a reader
-    finds the outcome. `prefix`: how the transactional ids begin. Raises `Failed` after 30 seconds.
+    finds the outcome, also where others are open. `prefix`: how the transactional ids begin. Raises
+    `Failed` after so many seconds.
     """
-    ending = "PrepareCommit", "PrepareAbort"
-    until(lambda: not list_transactions(cluster, prefix, ending), "all transactions have ended")
+    ending = lambda: list_transactions(cluster, prefix, ("PrepareCommit", "PrepareAbort"))
+    until(lambda: not ending(), "all transactions have ended", seconds)

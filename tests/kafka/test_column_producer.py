@@ -16,7 +16,7 @@ from metadata_rows import metadata_rows
 
 from kafka2pc.kafka.cluster_check import check
 from kafka2pc.kafka.participant import KafkaParticipant
-from kafka2pc.kafka.read.whole_topic import read_topic
+from kafka2pc.kafka.read.whole_topic import read_ended
 from kafka2pc.kafka.records.encoder import CODECS, Section, sections
 from kafka2pc.kafka.records.partitioner import Dealer
 from kafka2pc.kafka.records.rows import rows_of
@@ -334,7 +334,7 @@ def test_broker_and_librdkafka_read_every_compression(kafka, cluster, topic, cod
         topic,
         pa.RecordBatch.from_pydict({"value": values}),
     )
-    assert sorted(r.value.decode() for r in read_topic(kafka.client_conf, topic)) == sorted(values)
+    assert sorted(r.value.decode() for r in read_ended(kafka.client_conf, topic)) == sorted(values)
 
 
 @pytest.mark.kafka
@@ -366,12 +366,7 @@ def test_both_engines_write_the_same_records(kafka):
             txn.flush()
             c = txn.precommit()
         store.commit(c)
-        while (
-            describe_transactions(store.cluster, [c.transactional_id])[c.transactional_id].state
-            != "CompleteCommit"
-        ):
-            time.sleep(0.02)
-        records = read_topic(kafka.client_conf, name)
+        records = read_ended(kafka.client_conf, name)
         found[engine] = (
             [(r.partition, r.offset, r.key, r.value, r.headers, r.timestamp_ms) for r in records],
             [(p.partition, p.records, p.first_offset, p.last_offset) for p in c.partitions],
@@ -416,7 +411,7 @@ def test_an_answer_that_is_lost_costs_nothing(kafka, cluster, topic, monkeypatch
     ]
     c = committed(cluster, kafka.client_conf, topic, *rows)
     assert len(sent) > 10 and c.records == 30_000
-    found = read_topic(kafka.client_conf, topic)
+    found = read_ended(kafka.client_conf, topic)
     assert sorted(int(r.value) for r in found) == list(range(30_000))
     offsets = {
         p.partition: [r.offset for r in found if r.partition == p.partition] for p in c.partitions
@@ -437,7 +432,7 @@ def test_a_topic_of_many_partitions_and_rows_of_many_topics(kafka, cluster):
     c = committed(cluster, kafka.client_conf, None, batch)
     assert {p.topic for p in c.partitions} == set(names) and c.records == 3000
     for n, name in enumerate(names):
-        assert sorted(int(r.value) for r in read_topic(kafka.client_conf, name)) == list(
+        assert sorted(int(r.value) for r in read_ended(kafka.client_conf, name)) == list(
             range(n, 3000, 3)
         )
 
@@ -455,7 +450,7 @@ def test_a_row_may_bring_its_own_time(kafka, cluster, topic):
             }
         ),
     )
-    assert [r.timestamp_ms for r in read_topic(kafka.client_conf, topic)] == [1_700_000_000_123]
+    assert [r.timestamp_ms for r in read_ended(kafka.client_conf, topic)] == [1_700_000_000_123]
 
 
 # as long as its markers are on the way, the coordinator gives no clear answer
@@ -536,7 +531,7 @@ def test_older_and_newer_brokers(version, protocol, two_phase):
         assert ends == ["CompleteCommit", "CompleteAbort", "CompleteCommit"]
         found = store.final([c for _, c in (committed, aborted, again)])
         assert [s.value for s in found.values()] == ["committed", "aborted", "committed"]
-        assert sorted(r.value.decode() for r in read_topic(kafka.client_conf, "t")) == sorted(
+        assert sorted(r.value.decode() for r in read_ended(kafka.client_conf, "t")) == sorted(
             f"{word} {n}" for n in range(3000) for word in ("kept", "lost")
         )
         store.close()

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from kafka2pc.kafka.participant import KafkaParticipant
-from kafka2pc.kafka.read.whole_topic import read_topic
+from kafka2pc.kafka.read.whole_topic import read_ended
 from kafka2pc.protocol.messages import Plan
 from kafka2pc.protocol.names import new_token
 from kafka2pc.protocol.participant import Outcome
@@ -27,7 +27,7 @@ def test_small_micro_batches_fill_all_partitions_evenly(kafka):
         plan = Plan(query_id=query_id, batch_id=batch_id, attempt=0, token=new_token(batch_id, 0))
         written = [written_by(store, replace(plan, task=task), rows) for task in range(2)]
         assert [store.commit(c) for c in written] == [Outcome.DONE] * 2
-    found = Counter(r.partition for r in read_topic(kafka.client_conf, topic))
+    found = Counter(r.partition for r in read_ended(kafka.client_conf, topic))
     assert found.total() == 6000 and len(found) == PARTITIONS
     assert max(found.values()) <= 2 * min(found.values())
 

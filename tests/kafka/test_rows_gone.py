@@ -42,7 +42,7 @@ def finish(query, **policy):
 
 @ENGINES
 def test_removed_before_the_decision_is_refused_and_the_replay_writes_it_again(new_query, engine):
-    query = new_query(engine=engine)
+    query = new_query(engine=engine, **{"retention.ms": 604_800_000})
     first = datetime(2019, 1, 1, tzinfo=UTC)
     query.columns = {"timestamp": [datetime.now(UTC), first, *[datetime.now(UTC)] * 4]}
     driver, message = query.precommitted()
@@ -55,7 +55,7 @@ def test_removed_before_the_decision_is_refused_and_the_replay_writes_it_again(n
     assert caught.value.why.endswith(" The topic keeps rows for 7 days (retention.ms).")
     assert "maxOffsetsPerTrigger" in caught.value.action
     assert query.run() is Mode.WRITE
-    until(lambda: query.seen() == ROWS, "the replay", 30)
+    assert query.seen() == ROWS, "the replay"
 
 
 def test_removed_after_the_decision_is_lost_with_its_offsets_until_losses_are_skipped(new_query):
@@ -68,7 +68,7 @@ def test_removed_after_the_decision_is_lost_with_its_offsets_until_losses_are_sk
         assert f"gone are offsets 0 to 3 of {query.topic}-0" in caught.value.what
         assert "retention" in caught.value.why and caught.value.risk.startswith("YES")
     assert finish(query, lost_transactions="skip").mode is Mode.DRAIN
-    until(lambda: query.seen() == ROWS[4:], "the rest", 30)
+    assert query.seen() == ROWS[4:], "the rest"
     assert finish(query).mode is Mode.DRAIN, "it is committed now"
 
 
@@ -114,7 +114,7 @@ def test_a_topic_created_again_before_the_decision_is_refused(new_query, engine,
     assert caught.value.why == f"Topic {query.topic} was deleted and created again."
     assert "timestamp" not in caught.value.what, "the rows have the time of writing"
     assert query.run() is Mode.WRITE
-    until(lambda: query.seen() == ROWS, "the replay", 30)
+    assert query.seen() == ROWS, "the replay"
 
 
 @pytest.mark.parametrize("again", [True, False], ids=["created again", "deleted"])
@@ -137,7 +137,7 @@ def test_another_topic_after_the_decision_is_a_loss(new_query, again):
 def test_a_committed_batch_may_lose_its_rows_or_its_topic_before_it_is_drained(new_query):
     query = new_query()
     assert query.run() is Mode.WRITE
-    until(lambda: query.seen() == ROWS, "committed", 30)
+    assert query.seen() == ROWS, "committed"
     query.remove(6)
     assert query.run() is Mode.DRAIN
     query.recreate()
@@ -150,7 +150,7 @@ def test_a_topic_created_again_between_two_batches_is_no_loss(new_query):
     query.recreate()
     driver = query.start()
     commit(driver, [query.task(restore(driver, 1), ["next"])], 1)
-    until(lambda: query.seen() == ["next"], "the next batch", 30)
+    assert query.seen() == ["next"], "the next batch"
 
 
 def test_unknown_offsets_and_an_old_record_prove_nothing(new_query):

@@ -26,16 +26,10 @@ from kafka2pc.proof.bench.java import (
     tuning,
 )
 from kafka2pc.proof.bench.measure import Comparison, Measured, chart
-from kafka2pc.proof.bench.topics import topic_of, wait_for_markers
+from kafka2pc.proof.bench.topics import topic_of
 from kafka2pc.proof.child_process import Failed
 
 pytestmark = pytest.mark.never_unsteady
-
-
-def committed(kafka, topic):
-    """All records of a topic, after the markers of all transactions are written."""
-    wait_for_markers(kafka)
-    return records(kafka, topic)
 
 
 # -- Java's producer --
@@ -55,11 +49,11 @@ def test_java_writes_the_same_keyed_rows_into_the_same_partitions(kafka, setting
     chunk = rows_of_size(100, keyed=True, rows=300)
     with topic_of(kafka, 5) as ours, Cluster(kafka.client_conf) as cluster:
         columnar(cluster, kafka.client_conf, chunk, 2, ours)
-        wanted = Counter((m.partition(), m.key(), m.value()) for m in committed(kafka, ours))
+        wanted = Counter((m.partition(), m.key(), m.value()) for m in records(kafka, ours))
     with topic_of(kafka, 5) as theirs, java_producers(print) as java:
         java.load(chunk)
         assert java.send(settings(kafka.client_conf, "lz4"), theirs, 600) > 0
-        found = Counter((m.partition(), m.key(), m.value()) for m in committed(kafka, theirs))
+        found = Counter((m.partition(), m.key(), m.value()) for m in records(kafka, theirs))
     assert sum(wanted.values()) == 600
     assert found == wanted
 
@@ -71,7 +65,7 @@ def test_java_begins_again_with_a_producer_that_it_has(kafka):
         java.load(rows_of_size(100, keyed=False, rows=10))
         for _ in range(3):
             java.send(default_settings(kafka.client_conf), topic, 25)
-        assert len(committed(kafka, topic)) == 75
+        assert len(records(kafka, topic)) == 75
 
 
 @pytest.mark.kafka
@@ -110,7 +104,7 @@ def test_confluent_waits_while_its_queue_is_full_and_writes_all_rows(kafka, monk
     chunk = rows_of_size(100, keyed=False, rows=100)
     with topic_of(kafka, 3) as topic:
         confluent(confluent_producer(kafka.client_conf), chunk.to_pylist(), 20, topic)
-        found = Counter(m.value() for m in committed(kafka, topic))
+        found = Counter(m.value() for m in records(kafka, topic))
     assert found == {value: 20 for value in chunk.column("value").to_pylist()}
 
 

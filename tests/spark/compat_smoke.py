@@ -21,10 +21,8 @@ import pyspark
 from pyspark.sql import SparkSession
 
 import kafka2pc
-from kafka2pc.kafka.read.whole_topic import read_topic
-from kafka2pc.kafka.wire.cluster import Cluster
+from kafka2pc.kafka.read.whole_topic import read_ended
 from kafka2pc.local.broker import LocalKafka
-from kafka2pc.proof.both_levels import wait_until_ended
 from kafka2pc.proof.child_process import ChildProcess, until
 from kafka2pc.proof.crash_points import Crash, CrashPoint, arm
 from kafka2pc.protocol.errors import TwoPhaseError
@@ -170,9 +168,7 @@ def ask(child, point=None, **arguments):
 
 def count(kafka, topic, batches):
     """Numbers of lost, duplicated and foreign rows."""
-    with Cluster(kafka.client_conf) as cluster:
-        wait_until_ended(cluster)
-    seen = Counter(r.value.decode() for r in read_topic(kafka.client_conf, topic))
+    seen = Counter(r.value.decode() for r in read_ended(kafka.client_conf, topic))
     expected = {f"{key} {batch + 1}" for key in range(KEYS) for batch in range(batches)}
     duplicated = sum(seen.values()) - len(seen)
     return len(expected - set(seen)), duplicated, len(set(seen) - expected)

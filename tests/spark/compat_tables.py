@@ -18,7 +18,7 @@ import pyspark
 from pyspark.sql import SparkSession
 
 import kafka2pc
-from kafka2pc.kafka.read.whole_topic import read_topic
+from kafka2pc.kafka.read.whole_topic import read_ended
 from kafka2pc.local.broker import LocalKafka
 from kafka2pc.local.jars import fetch_delta, fetch_jars
 from kafka2pc.proof.crash_points import Crash, CrashPoint, arm, watched
@@ -167,7 +167,7 @@ def main():
             env = watched(f"{folder}/crash") | {"KAFKA2PC_HISTORY": f"{folder}/history"}
             words = ("write", kind, folder, kafka.bootstrap_servers, topic)
             assert (run(*words, **env), run(*words)) == (signal.SIGKILL, 0)
-            sent = Counter(int(r.value) for r in read_topic(kafka.client_conf, topic))
+            sent = Counter(int(r.value) for r in read_ended(kafka.client_conf, topic))
             assert sent == Counter(range(3 * ROWS)), sent
             run("read", kind, folder)
             print(f"    {kind}: killed, each row once in topic and table, by Spark's own reader")

@@ -644,7 +644,7 @@ def test_the_shell_finishes_a_write_whose_driver_is_gone(kafka, monkeypatch):
     with monkeypatch.context() as m, pytest.raises(OutcomeUnknown) as e:
         m.setattr(KafkaParticipant, "end_all", lambda self, verb, cs: [Outcome.UNKNOWN] * len(cs))
         another_process(writer).commit(messages)
-    assert values(kafka, topic) == []
+    assert values(kafka, topic, still_open=True) == []
     command = re.search(r"kafka2pc (restore \S+)\.", e.value.action)[1].split()
     said = CliRunner().invoke(app, [*command, "--bootstrap-servers", kafka.bootstrap_servers])
     assert said.exit_code == 0, said.output

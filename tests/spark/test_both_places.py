@@ -10,10 +10,8 @@ import pytest
 from both_formats import OURS, SAME, add_partition, dicts, in_json, send
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
+from kafka_fixtures import values
 from marks import first_of
-
-from kafka2pc.proof.child_process import until
-from kafka2pc.spark.source.cluster import Questions
 
 pytestmark = [pytest.mark.kafka, pytest.mark.never_unsteady]
 PARTITIONS = (0, 1, 2)
@@ -131,13 +129,6 @@ def test_a_topic_that_is_new_since_the_last_action_is_read(either_format, kafka,
         assert either_format.read(frame) == text(range(n + 1))
 
 
-def wait_for_markers(kafka, topic):
-    """Wait until the broker has written the markers of all transactions that have ended."""
-    parts = [(topic, p) for p in PARTITIONS]
-    with Questions(kafka.client_conf) as ask:
-        until(lambda: ask.ends(parts) == ask.ends(parts, committed=False), "the markers", 60)
-
-
 @pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
 def test_each_action_reads_what_its_isolation_level_shows(either_format, kafka, topic, isolation):
     frame = either_format.load(topic, **{"kafka.isolation.level": isolation})
@@ -154,13 +145,13 @@ def test_each_action_reads_what_its_isolation_level_shows(either_format, kafka, 
     write(range(1, 6))
     assert either_format.read(frame) == (text(range(1, 6)) if dirty else [])
     producer.commit_transaction(30)
-    wait_for_markers(kafka, topic)
+    values(kafka, topic)  # until nothing is open
     assert either_format.read(frame) == text(range(1, 6))
     write(range(6, 11))
     producer.abort_transaction(30)
     write(range(11, 16))
     producer.commit_transaction(30)
-    wait_for_markers(kafka, topic)
+    values(kafka, topic)  # until nothing is open
     late = text(range(1, 16)) if dirty else text(range(1, 6), range(11, 16))
     assert either_format.read(frame) == late
 

@@ -21,7 +21,7 @@ from pyarrow import RecordBatch
 
 import kafka2pc
 from kafka2pc.kafka.participant import KafkaParticipant
-from kafka2pc.kafka.read.whole_topic import read_topic
+from kafka2pc.kafka.read.whole_topic import read_ended
 from kafka2pc.proof.child_process import until
 from kafka2pc.protocol.errors import BadOption, MovedLog, StaleCheckpoint
 from kafka2pc.protocol.log.slots import MemoryLog
@@ -197,7 +197,7 @@ def by_foreach_batch(query, frame, options):
 def places(kafka, topics):
     """The number in front of a value -> ((topic, partition), offset) of its rows."""
     found = {}
-    for r in [r for topic in topics for r in read_topic(kafka.client_conf, topic)]:
+    for r in [r for topic in topics for r in read_ended(kafka.client_conf, topic)]:
         number = int(r.value.split()[0])
         found.setdefault(number, []).append(((r.topic, r.partition), r.offset))
     return found

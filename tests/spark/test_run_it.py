@@ -22,7 +22,7 @@ import pytest
 import yaml
 from shell import typed
 
-from kafka2pc.kafka.read.whole_topic import read_topic
+from kafka2pc.kafka.read.whole_topic import read_ended
 from kafka2pc.kafka.wire.cluster import Cluster
 from kafka2pc.kafka.wire.descriptions import list_transactions
 from kafka2pc.proof.child_process import until
@@ -181,7 +181,7 @@ def open_ones(kafka, folder):
 
 def check_rows(kafka, topic):
     """Each row is there once, and none is missing before the last one."""
-    rows = Counter(int(r.value) for r in read_topic(kafka.client_conf, topic))
+    rows = Counter(int(r.value) for r in read_ended(kafka.client_conf, topic))
     assert rows == Counter(range(len(rows))) and len(rows) >= 300
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from marks import first_of
 
-from kafka2pc.kafka.read.whole_topic import read_topic
+from kafka2pc.kafka.read.whole_topic import read_ended
 from kafka2pc.proof.child_process import until
 
 pytestmark = pytest.mark.never_unsteady
@@ -68,5 +68,5 @@ def test_they_take_turns_in_the_same_workers(start, kafka, starts):
         until(lambda query=query: goes_on(query), "the queries go on", 60)
         query.stop()
     for name in TASKS:
-        rows = Counter(int(r.value) for r in read_topic(kafka.client_conf, name))
+        rows = Counter(int(r.value) for r in read_ended(kafka.client_conf, name))
         assert rows == Counter(range(len(rows))) and len(rows) > 120

@@ -15,7 +15,7 @@ import pytest
 from numbered_files import query, spark  # noqa: F401  (fixtures)
 
 import kafka2pc
-from kafka2pc.kafka.read.whole_topic import read_topic
+from kafka2pc.kafka.read.whole_topic import read_ended
 from kafka2pc.kafka.write.column_producer import ColumnTransaction
 from kafka2pc.proof.child_process import until
 from kafka2pc.protocol.errors import BadRow, PrecommitFailed
@@ -276,7 +276,7 @@ def test_what_the_driver_decided_and_tasks_replay_is_equal(query, types, monkeyp
 
 
 def records(query):
-    return read_topic(query.kafka.client_conf, query.topic)
+    return read_ended(query.kafka.client_conf, query.topic)
 
 
 @pytest.mark.parametrize("why", ["option", "batch"])

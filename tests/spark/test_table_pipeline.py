@@ -17,7 +17,7 @@ import pytest
 from confluent_kafka import Producer
 from deltalake import DeltaTable
 
-from kafka2pc.kafka.read.whole_topic import read_topic
+from kafka2pc.kafka.read.whole_topic import read_ended
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.never_unsteady, pytest.mark.nightly]
 SCRIPT = Path(__file__).parent.parent / "support" / "table_pipeline.py"
@@ -61,7 +61,7 @@ def test_counts_in_a_topic_and_in_a_table_equal_an_oracle_after_random_kills(see
     assert (last.communicate(timeout=300), last.returncode)[1] == 0
     with script("read", f"{folder}/table", stdout=subprocess.PIPE) as reader:
         in_table = [tuple(row) for row in json.loads(reader.communicate(timeout=300)[0])]
-    in_topic = [(r.key.decode(), int(r.value)) for r in read_topic(kafka.client_conf, counts)]
+    in_topic = [(r.key.decode(), int(r.value)) for r in read_ended(kafka.client_conf, counts)]
     assert sorted(in_table) == sorted(in_topic)
     assert len(set(in_table)) == len(in_table), "a count grows with each batch: none is there twice"
     final = {key: max(n for k, n in in_table if k == key) for key in set(sent)}

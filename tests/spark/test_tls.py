@@ -19,14 +19,12 @@ from kafka2pc.kafka.cluster_check import check
 from kafka2pc.kafka.participant import KafkaParticipant
 from kafka2pc.kafka.wire.cluster import Cluster
 from kafka2pc.kafka.wire.connection import NoSuchHost
-from kafka2pc.kafka.wire.descriptions import list_transactions
 from kafka2pc.kafka.wire.settings import client_conf
 from kafka2pc.kafka.write.settings import open_producer
 from kafka2pc.local.broker import LocalKafka
 from kafka2pc.local.certificates import make_certificates
 from kafka2pc.operations.access import Access
 from kafka2pc.operations.cli.app import app
-from kafka2pc.proof.child_process import until
 from kafka2pc.proof.drills.spark_query import SparkQuery
 from kafka2pc.protocol.driver import Driver
 from kafka2pc.protocol.errors import BadOption, BrokerUnreachable, NotAuthorized
@@ -86,11 +84,6 @@ class Query:
         ]
 
     def seen(self, kafka):
-        with Cluster(self.conf) as cluster:
-            until(
-                lambda: not list_transactions(cluster, "", ("PrepareCommit", "PrepareAbort")),
-                "the ends are written",
-            )
         return sorted(values(kafka, self.topic))
 
 

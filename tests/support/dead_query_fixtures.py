@@ -8,7 +8,6 @@ from kafka2pc.kafka.wire.descriptions import list_transactions
 from kafka2pc.operations.access import Access
 from kafka2pc.operations.doctor.doctor import doctor
 from kafka2pc.proof import dead_query
-from kafka2pc.proof.child_process import until
 
 
 class DeadQuery(dead_query.DeadQuery):
@@ -22,13 +21,9 @@ class DeadQuery(dead_query.DeadQuery):
     def access(self):
         return Access(self.kafka.bootstrap_servers)
 
-    def seen(self):
-        """What a `read_committed` consumer sees once the brokers have written all ends."""
-        until(
-            lambda: not find_open(self.kafka, self.prefix, ("PrepareCommit", "PrepareAbort")),
-            "the ends are written",
-        )
-        return sorted(values(self.kafka, self.topic))
+    def seen(self, **how):
+        """What a `read_committed` consumer sees; `how`: see `records`."""
+        return sorted(values(self.kafka, self.topic, **how))
 
     def doctor(self, **how):
         defaults = dict(checkpoint=self.checkpoint, older_ms=0, prefix=self.prefix)

@@ -64,8 +64,7 @@ def write_and_read(kafka, conf, topic, engine):
     """The sink's part by one engine, and the source's."""
     before = len(values(kafka, topic))
     write(conf, topic, engine)
-    until(lambda: len(values(kafka, topic)) == before + 2, "the end is written")
-    assert read(conf, topic) == before + 2
+    assert len(values(kafka, topic)) == read(conf, topic) == before + 2
 
 
 def open_topic_log(kafka, conf, topic):

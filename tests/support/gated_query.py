@@ -12,7 +12,7 @@ from killed_driver import Killed
 
 from kafka2pc.kafka.cluster_check import check
 from kafka2pc.kafka.participant import KafkaParticipant
-from kafka2pc.kafka.read.whole_topic import read_topic
+from kafka2pc.kafka.read.whole_topic import read_ended
 from kafka2pc.kafka.records.decoder import split
 from kafka2pc.kafka.transaction_states import ENDING
 from kafka2pc.kafka.wire.cluster import Cluster
@@ -170,7 +170,7 @@ def rows_by_batch(kafka, topic):
     """
     found = defaultdict(list)
     values = []
-    for r in read_topic(kafka.client_conf, topic):
+    for r in read_ended(kafka.client_conf, topic):
         query_id, batch_id, *_ = r.value.decode().split()
         found[query_id, int(batch_id)].append(((r.topic, r.partition), r.offset))
         values.append(r.value.decode())

@@ -11,11 +11,12 @@ import pytest
 @pytest.fixture(scope="session")
 def kafka():
     """One node, shared by all tests of the session. A test uses its own topics and transactional
-    ids, and restarts the node if it kills it.
+    ids, and restarts the node if it kills it. It keeps rows of any age: by default it looks for
+    those of last week half a minute after its start, also in a transaction that is open.
     """
     from kafka2pc.local.broker import LocalKafka
 
-    with LocalKafka() as cluster:
+    with LocalKafka(config={"log.retention.ms": -1}) as cluster:
         yield cluster
 
 
@@ -101,9 +102,9 @@ def state(kafka):
     }
 
 
-def records(kafka, topic, isolation="read_committed", wait_s=30):
+def records(kafka, topic, isolation="read_committed", *, still_open=False):
     """Every message of `topic` that a reader of this isolation level sees up to its end, partition
-    by partition.
+    by partition. Nothing is open there then, unless `still_open`.
     """
     from confluent_kafka import Consumer, TopicPartition
 
@@ -117,34 +118,36 @@ def records(kafka, topic, isolation="read_committed", wait_s=30):
     }
     reader = Consumer(kafka.client_conf | conf)
     try:
-        partitions = reader.list_topics(topic, timeout=wait_s).topics[topic].partitions
+        partitions = reader.list_topics(topic, timeout=30).topics[topic].partitions
         return [
             message
             for number in sorted(partitions)
-            for message in _to_the_end(reader, TopicPartition(topic, number, 0), wait_s)
+            for message in _to_the_end(reader, TopicPartition(topic, number, 0), still_open)
         ]
     finally:
         reader.close()
 
 
-def _to_the_end(reader, start, wait_s):
+def _to_the_end(reader, start, still_open):
     from confluent_kafka import KafkaError
 
     reader.assign([start])
+    last = lambda: reader.get_watermark_offsets(start, cached=True)[1]
     while True:
-        message = reader.poll(wait_s)
-        assert message is not None, f"no answer for {start} in {wait_s} s"
+        message = reader.poll(30)
+        assert message is not None, f"{start}: no answer in 30 s, or what is open before {last()}"
         if message.error() is None:
             yield message
         elif message.error().code() == KafkaError._PARTITION_EOF:
-            return
+            if still_open or message.offset() == last():
+                return
         elif not message.error().retriable():
             raise AssertionError(message.error())
 
 
-def values(kafka, topic, isolation="read_committed"):
+def values(kafka, topic, isolation="read_committed", **how):
     """The values of `records`, as text."""
-    return [message.value().decode() for message in records(kafka, topic, isolation)]
+    return [message.value().decode() for message in records(kafka, topic, isolation, **how)]
 
 
 def settled(cluster, transactional_id, state):

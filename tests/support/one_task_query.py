@@ -13,7 +13,7 @@ from kafka.admin import AbortTransactionSpec
 
 from kafka2pc.kafka.cluster_check import check
 from kafka2pc.kafka.participant import KafkaParticipant
-from kafka2pc.kafka.read.whole_topic import read_topic
+from kafka2pc.kafka.read.whole_topic import read_ended
 from kafka2pc.kafka.wire.cluster import Cluster
 from kafka2pc.kafka.wire.topics import topic_rows
 from kafka2pc.proof.both_levels import wait_until_ended
@@ -113,9 +113,8 @@ class Query:
         wait_until_ended(self.store.cluster, self.topic)
 
     def seen(self):
-        self.settle()
         # from its first record, wherever that is
-        return [r.value.decode() for r in read_topic(self.kafka.client_conf, self.topic)]
+        return [r.value.decode() for r in read_ended(self.kafka.client_conf, self.topic)]
 
 
 @pytest.fixture

@@ -18,9 +18,9 @@ from confluent_kafka.admin import AdminClient, NewPartitions, OffsetSpec
 
 # %% ../../../nbs/proof/bench/02_topics.ipynb #c004
 from ...kafka.wire.cluster import Cluster
-from ...kafka.wire.descriptions import list_transactions
 from ...local.broker import LocalKafka
 from .measure import Measured, in_turns
+from ..both_levels import wait_until_ended
 from ..child_process import until
 
 # %% ../../../nbs/proof/bench/02_topics.ipynb #c007
@@ -75,8 +75,7 @@ def topic_of(kafka: LocalKafka, partitions: int) -> Iterator[str]:
 def wait_for_markers(kafka: LocalKafka) -> None:
     """Wait until every decided transaction is completed. Raises `Failed` after minutes."""
     with Cluster(kafka.client_conf) as cluster:
-        ending = lambda: list_transactions(cluster, states=("PrepareCommit",))
-        until(lambda: not ending(), "every transaction is completed", _WAIT_S)
+        wait_until_ended(cluster, seconds=_WAIT_S)
 
 # %% ../../../nbs/proof/bench/02_topics.ipynb #c011
 LARGE = 1_000_000  # rows of a turn that has its own topic

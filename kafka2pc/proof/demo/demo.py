@@ -19,7 +19,7 @@ from typing import Callable, Sequence
 from confluent_kafka import Consumer, TopicPartition
 
 # %% ../../../nbs/proof/demo/04_demo.ipynb #c004
-from ...kafka.read.whole_topic import read_topic
+from ...kafka.read.whole_topic import read_ended
 from ...local.broker import LocalKafka
 from ...local.flights import flights
 from ..crash_points import Crash, CrashPoint, arm
@@ -330,7 +330,7 @@ def _run_sink(
     report = count(
         sink,
         sum(sizes),
-        read_topic(kafka.client_conf, run.topic),
+        read_ended(kafka.client_conf, run.topic),
         kills=len(chosen),
         survived=len(run.struck),
     )

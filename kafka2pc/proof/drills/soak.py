@@ -23,12 +23,13 @@ from typing import Any, Callable, Iterable, Mapping, Sequence
 # %% ../../../nbs/proof/drills/10_soak.ipynb #c003
 import numpy as np
 import psutil
-from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
+from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 # %% ../../../nbs/proof/drills/10_soak.ipynb #c004
+from ...kafka.read.whole_topic import stream_ended
 from ...kafka.wire.cluster import Cluster
 from ...kafka.wire.descriptions import list_transactions
 from ...local.broker import LocalKafka
@@ -295,22 +296,7 @@ def trend_table(found: Sequence[Trend]) -> Table:
     return table
 
 # %% ../../../nbs/proof/drills/10_soak.ipynb #c017
-def _read_rows(conf: dict, topic: str) -> array:
-    """The values, which are numbers, as a `read_committed` consumer finds them."""
-    reader: dict[str, Any] = {"group.id": "soak", "isolation.level": "read_committed"}
-    reader |= {"enable.auto.commit": False, "enable.partition.eof": True}
-    consumer = Consumer(conf | reader)
-    found, ended = array("q"), set()
-    partitions = consumer.list_topics(topic, 30).topics[topic].partitions
-    consumer.assign([TopicPartition(topic, p, OFFSET_BEGINNING) for p in partitions])
-    while len(ended) < len(partitions):
-        for message in consumer.consume(10_000, 1):
-            if message.error() is None:
-                found.append(int(message.value()))
-            else:
-                ended.add(message.partition())
-    consumer.close()
-    return found
+_READ_S = 600  # for all rows
 
 
 def row_anomalies(found: Iterable[int], sent: int) -> dict[str, list[int]]:
@@ -343,8 +329,8 @@ def soak_query(
         found = trends(sample_query(query, seconds, options))
         setup.records += query.sent
         show(trend_table(found))
-        until(lambda: not query.open(("Ongoing", "PrepareCommit")), "all transactions end")
-        rows = _read_rows(setup.kafka.client_conf, query.name)
+        records = stream_ended(setup.kafka.client_conf, query.name, timeout_s=_READ_S)
+        rows = array("q", (int(record.value) for record in records))
         refuse(row_anomalies(rows, query.sent), query.events())
         judge(found)
 

@@ -4,9 +4,8 @@
 
 # %% auto #0
 __all__ = ['NotExactlyOnce', 'last_events', 'refuse', 'Stop', 'reader_of', 'Watcher', 'batches_read', 'add_file', 'numbered',
-           'batch_of_rows', 'sink_options', 'events_of', 'seen_row', 'open_transactions', 'wait_until_ended',
-           'SparkQuery', 'refuse_open', 'found_by_readers', 'interrupt', 'order_crash', 'expect_failure',
-           'ForeachQuery']
+           'batch_of_rows', 'sink_options', 'events_of', 'seen_row', 'open_transactions', 'SparkQuery', 'refuse_open',
+           'found_by_readers', 'interrupt', 'order_crash', 'expect_failure', 'ForeachQuery']
 
 # %% ../../../nbs/proof/drills/02_spark_query.ipynb #c002
 import json
@@ -23,7 +22,7 @@ from typing import Any, Callable, Iterable, Mapping, Self, Sequence
 from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
 # %% ../../../nbs/proof/drills/02_spark_query.ipynb #c004
-from ...kafka.read.whole_topic import Record, read_topic
+from ...kafka.read.whole_topic import Record, read_ended, read_topic
 from ...kafka.wire.cluster import Cluster
 from ...kafka.wire.descriptions import list_transactions
 from ...local.broker import LocalKafka
@@ -192,15 +191,6 @@ def open_transactions(conf: dict, prefix: str, states: tuple) -> list[str]:
     with Cluster(conf) as cluster:
         return [t.transactional_id for t in list_transactions(cluster, prefix, states)]
 
-
-def wait_until_ended(conf: dict, prefix: str) -> None:
-    """Wait until every transaction that was ended is completed. Raises `Failed`."""
-    ending = ("PrepareCommit", "PrepareAbort")
-    until(
-        lambda: not open_transactions(conf, prefix, ending),
-        "every transaction that was ended is completed",
-    )
-
 # %% ../../../nbs/proof/drills/02_spark_query.ipynb #030b3579
 class SparkQuery:
     """A query with its files, topic, checkpoint and history, over several crashes and restarts.
@@ -282,9 +272,13 @@ class SparkQuery:
         return open_transactions(self.kafka.client_conf, self.name, states)
 
     def seen(self, isolation: str = "read_committed", topic: str | None = None) -> list[Record]:
-        """All records that an independent consumer finds once all that was ended is completed."""
-        wait_until_ended(self.kafka.client_conf, self.name)
-        return read_topic(self.kafka.client_conf, topic or self.name, isolation=isolation)
+        """All records that an independent consumer finds, `read_committed` once no transaction is
+        open in the topic. Raises what `read_ended` raises.
+        """
+        conf, topic = self.kafka.client_conf, topic or self.name
+        if isolation == "read_committed":
+            return read_ended(conf, topic)
+        return read_topic(conf, topic, isolation)
 
     def rows(self, isolation: str = "read_committed") -> list[Seen]:
         """The same as rows. Only where the value is the row's number."""

@@ -25,8 +25,8 @@ from ...kafka.participant import KafkaParticipant
 from ...kafka.read.whole_topic import read_topic
 from ...kafka.transaction_states import NEVER_MS
 from ...kafka.wire.cluster import Cluster
-from ...kafka.wire.descriptions import list_transactions
 from ...kafka.wire.topics import find_leaders
+from ..both_levels import wait_until_ended
 from ..crash_points import Crash, CrashPoint, arm
 from ..model.rules import RULES
 from .captions import POINTS, Verdict, verdict
@@ -169,9 +169,8 @@ def read_both(conf: dict, topic: str) -> dict[str, list]:
 
 def look(query: AnyQuery) -> AnyQuery:
     """Read the topic with two independent consumers, and write the results into the history."""
-    end, ending = time.monotonic() + 10, ("PrepareCommit", "PrepareAbort")
-    while list_transactions(query.store.cluster, query.topic, ending) and time.monotonic() < end:
-        time.sleep(0.02)
+    # what is open is open: `read` says how many
+    wait_until_ended(query.store.cluster, query.topic)
     found = read_both(query.conf, query.topic)
     # it was due, and it is known not to come
     lost = any(e.op == "lost" and e.ids["batch_id"] == query.done for e in query.events)
