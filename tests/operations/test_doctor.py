@@ -44,7 +44,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.never_unsteady]
 def test_an_undecided_leftover_is_aborted_by_the_printed_lines_and_the_reader_goes_on(dead):
     dead.leave(decided=False)
     write(dead, "another producer's")
-    assert dead.seen() == []
+    assert dead.seen(still_open=True) == []
     found = dead.doctor()
     who = f"2 of query {dead.id}, the oldest for "
     held = finding_of(found, "readers-held-back", who, f"{dead.topic}-0 at 0 of 5")
@@ -86,7 +86,7 @@ def test_what_is_committed_and_hidden_is_shown_by_the_printed_lines(kafka, tmp_p
         assert status == 1 and "it is the gate of a batch that is decided" in said, said
     outcomes = [store.commit(c) for c in newest.committables]
     write(dead, "another producer's")
-    assert outcomes == [Outcome.DONE] * 2 and dead.seen() == []
+    assert outcomes == [Outcome.DONE] * 2 and dead.seen(still_open=True) == []
     found = dead.doctor()
     who = f"1 of query {dead.id}, the oldest for "
     held = finding_of(found, "readers-held-back", who, f"{dead.topic}-0 at 0 of 8")

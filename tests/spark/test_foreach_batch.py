@@ -13,6 +13,7 @@ import pyarrow.compute
 import pyarrow.dataset as ds
 import pytest
 import table_stores
+from dead_query_fixtures import find_open
 from kafka_fixtures import values
 from key_value import wal
 from participant_suite import At, a_plan, rows
@@ -166,7 +167,8 @@ def log(request, folder):
 def kafka(request, folder):
     cluster, topic = request.getfixturevalue("kafka"), f"t-{uuid.uuid4().hex[:8]}"
     cluster.create_topic(topic, partitions=2)
-    return At(KafkaParticipant(cluster.client_conf, topic=topic), lambda: values(cluster, topic))
+    store = KafkaParticipant(cluster.client_conf, topic=topic, prefix=topic)
+    return At(store, lambda: values(cluster, topic, still_open=bool(find_open(cluster, topic))))
 
 
 STORES = [

@@ -7,13 +7,15 @@ import os
 import shutil
 import signal
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
 from itertools import product
 from threading import Timer
 
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
+from kafka_fixtures import values
 from marks import first_of
 from typer.testing import CliRunner
 
@@ -46,6 +48,28 @@ def faults(**named):
 
 
 # -- rows --
+
+
+def test_rows_are_counted_once_nothing_is_open_in_their_topic(spark_query, kafka):
+    """One task has committed, and the commit of the other comes late."""
+
+    def task(partition):
+        name = f"{spark_query.name}-{partition}"
+        producer = Producer(kafka.client_conf | {"transactional.id": name, "log_level": 0})
+        producer.init_transactions(30)
+        producer.begin_transaction()
+        producer.produce(spark_query.name, b"a row", partition=partition)
+        producer.flush(30)
+        return producer
+
+    first, late = task(0), task(1)
+    first.commit_transaction(30)
+    readers = spark_query.seen, partial(values, kafka, spark_query.name)
+    with ThreadPoolExecutor(2) as beside:
+        found = [beside.submit(reader) for reader in readers]
+        wait(found, 1)
+        late.commit_transaction(30)
+    assert [len(rows.result()) for rows in found] == [2, 2]
 
 
 def test_columns_are_those_of_sparks_own_sink(spark_query, kafka):

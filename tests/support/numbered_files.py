@@ -73,8 +73,8 @@ class Query:
             return str(e)
         return ""
 
-    def seen(self):
-        return sorted(values(self.kafka, self.topic))
+    def seen(self, **how):
+        return sorted(values(self.kafka, self.topic, **how))
 
     def open(self):
         store = opening.open_participant(kafka2pc.exactly_once(self.options()).given.options.target)
