@@ -109,7 +109,9 @@ def test_with_kip_939_no_decided_batch_times_out(kafka, tmp_path):
 
 
 def test_what_was_decided_and_timed_out_is_salvaged_by_the_printed_lines(kafka, tmp_path):
-    dead = DeadQuery(kafka, tmp_path, timeout_ms=1000).leave(decided=True)
+    topic = f"doctor-{uuid.uuid4().hex[:8]}"
+    kafka.create_topic(topic, config={"retention.ms": 604_800_000})
+    dead = DeadQuery(kafka, tmp_path, topic, timeout_ms=1000).leave(decided=True)
     until(lambda: not dead.open(), "the broker has aborted them", 20)
     found = finding_of(
         dead.doctor(),

@@ -21,7 +21,7 @@ from kafka2pc.operations.doctor.doctor import doctor
 from kafka2pc.operations.query import open_query
 from kafka2pc.operations.repair import driver_of, operate, plan_restore, restore
 from kafka2pc.operations.survey import Survey, find_prefix, find_prefixes, find_transactions
-from kafka2pc.proof.child_process import Failed
+from kafka2pc.proof.child_process import Failed, until
 from kafka2pc.proof.crash_points import CrashPoint
 from kafka2pc.proof.dead_query import run_tasks
 from kafka2pc.proof.drills.spark_query import order_crash
@@ -95,7 +95,7 @@ def test_force_does_it_and_names_the_loss(decided, says, rows, dead):
     said, status = by_hand(dead, commit=not decided, force=True)
     assert status == 0 and says in said and len(dead.open()) == 1
     assert said.splitlines()[0] == first, "an id is a line"
-    assert dead.seen() == rows
+    until(lambda: dead.seen(still_open=True) == rows, "the marker of the other one is written")
     if decided:
         finding_of(dead.doctor(), "decided-and-aborted", "2 records")
         line = dead.access.command("restore", str(dead.place))

@@ -19,6 +19,7 @@ from kafka_fixtures import values
 from marks import first_of
 from typer.testing import CliRunner
 
+from kafka2pc.kafka.read.whole_topic import read_topic
 from kafka2pc.kafka.records.partitioner import first_partition
 from kafka2pc.kafka.wire.cluster import Cluster
 from kafka2pc.kafka.wire.topics import topic_rows
@@ -582,7 +583,8 @@ def test_rows_that_are_removed_are_written_again_or_reported_as_lost(
     offsets = []
 
     def after_it(event):
-        newest = spark_query.seen("read_uncommitted")[-spark_query.size :]
+        written = read_topic(kafka.client_conf, spark_query.name, "read_uncommitted")
+        newest = written[-spark_query.size :]
         offsets.extend([newest[0].offset, newest[-1].offset])
         remove(spark_query)
         os.kill(event.process, signal.SIGKILL)

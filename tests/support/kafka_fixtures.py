@@ -106,7 +106,7 @@ def records(kafka, topic, isolation="read_committed", *, still_open=False):
     """Every message of `topic` that a reader of this isolation level sees up to its end, partition
     by partition. Nothing is open there then, unless `still_open`.
     """
-    from confluent_kafka import Consumer, TopicPartition
+    from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
     conf = {
         "group.id": "tests",
@@ -122,7 +122,9 @@ def records(kafka, topic, isolation="read_committed", *, still_open=False):
         return [
             message
             for number in sorted(partitions)
-            for message in _to_the_end(reader, TopicPartition(topic, number, 0), still_open)
+            for message in _to_the_end(
+                reader, TopicPartition(topic, number, OFFSET_BEGINNING), still_open
+            )
         ]
     finally:
         reader.close()

@@ -22,7 +22,7 @@ from typing import Any, Callable, Iterable, Mapping, Self, Sequence
 from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
 # %% ../../../nbs/proof/drills/02_spark_query.ipynb #c004
-from ...kafka.read.whole_topic import Record, read_ended, read_topic
+from ...kafka.read.whole_topic import Record, read_both_levels
 from ...kafka.wire.cluster import Cluster
 from ...kafka.wire.descriptions import list_transactions
 from ...local.broker import LocalKafka
@@ -272,13 +272,9 @@ class SparkQuery:
         return open_transactions(self.kafka.client_conf, self.name, states)
 
     def seen(self, isolation: str = "read_committed", topic: str | None = None) -> list[Record]:
-        """All records that an independent consumer finds, `read_committed` once no transaction is
-        open in the topic. Raises what `read_ended` raises.
-        """
-        conf, topic = self.kafka.client_conf, topic or self.name
-        if isolation == "read_committed":
-            return read_ended(conf, topic)
-        return read_topic(conf, topic, isolation)
+        """All records that an independent consumer finds once nothing is open in the topic."""
+        committed, uncommitted = read_both_levels(self.kafka.client_conf, topic or self.name)
+        return committed if isolation == "read_committed" else uncommitted
 
     def rows(self, isolation: str = "read_committed") -> list[Seen]:
         """The same as rows. Only where the value is the row's number."""
