@@ -243,7 +243,7 @@ def test_kafka_shows_a_batch_when_the_other_store_has_it(query, monkeypatch, tmp
 
     def noting(self, c):
         outcome = original(self, c)
-        noted.append(query.seen())
+        noted.append(query.seen(still_open=True))
         return outcome
 
     monkeypatch.setattr(FileParticipant, "commit", noting)
