@@ -177,9 +177,13 @@ class DeltaParticipant(TableParticipant):
             )
         return delta_layout(table)
 
-    def held(self, table: DeltaTable, cs: Sequence[Committable]) -> set[Committable]:
-        newest = {c: table.transaction_version(c.transactional_id) for c in cs}
-        return {c for c, epoch in newest.items() if epoch is not None and epoch >= c.state.epoch}
+    def holds(self, table: DeltaTable, c: Committable) -> bool | None:
+        newest = table.transaction_version(c.transactional_id)
+        if newest == c.state.epoch:
+            return True
+        # of an id the log has the newest transaction alone
+        replaced = newest is not None and newest > c.state.epoch
+        return None if replaced or _KEEP in table.metadata().configuration else False
 
     def add(self, table: DeltaTable, files: Mapping[Committable, Sequence[DataFile]]) -> None:
         keys, now = table.metadata().partition_columns, round(self.clock.now_ms())

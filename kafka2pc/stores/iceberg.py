@@ -217,9 +217,13 @@ class IcebergParticipant(TableParticipant):
             )
         return iceberg_layout(table)
 
-    def held(self, table: Table, cs: Sequence[Committable]) -> set[Committable]:
-        noted = {name for c in cs for name in _noted(table, c)}
-        return {c for c in cs if _name(c) in noted}
+    def holds(self, table: Table, c: Committable) -> bool | None:
+        noted = _noted(table, c)
+        if _name(c) in noted:
+            return True
+        # what was added with its batch, or later, has taken its place
+        later = [name for name in noted if int(name.rpartition(".")[2]) >= c.state.epoch]
+        return None if later else False
 
     def add(self, table: Table, files: Mapping[Committable, Sequence[DataFile]]) -> None:
         notes: dict[str, list[str]] = {}

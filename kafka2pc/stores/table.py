@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TableParticipant', 'newest', 'is_open', 'each', 'rows_that_fit', 'TableTransaction', 'promise', 'close', 'is_closed',
-           'add_once', 'Conflict', 'add_all', 'abort_one', 'state_in', 'not_in_table']
+           'add_once', 'Conflict', 'add_all', 'abort_all', 'abort_one', 'state_in', 'not_in_table']
 
 # %% ../../nbs/stores/15_table.ipynb #t003
 import logging
@@ -83,9 +83,9 @@ class TableParticipant(TableColumns, MarkedStore, ABC):
         """Raises `BadOption` for what this participant cannot write."""
 
     @abstractmethod
-    def held(self, table: Any, cs: Sequence[Committable]) -> set[Committable]:
-        """Which of these are in this version, or were in an earlier one, by the table's own note.
-        The note of one that is closed may be gone.
+    def holds(self, table: Any, c: Committable) -> bool | None:
+        """Is it in this version, or was it in an earlier one, by the table's own note of just this
+        transaction? None: that note may be gone, because it is closed.
         """
 
     @abstractmethod
@@ -127,15 +127,16 @@ class TableParticipant(TableColumns, MarkedStore, ABC):
     def end_all(self, verb: str, cs: Sequence[Committable]) -> list[Outcome]:
         """See `EndsMany`. What is committed becomes visible in one version of the table."""
         if verb == "abort":
-            return each(self, abort_one, cs)
-        answers = dict(zip(cs, each(self, promise, cs), strict=True))
-        due = [c for c, answer in answers.items() if answer is None]
-        added = add_all(self, due) if due else {}
-        return [answers[c] or added[c] for c in cs]
+            return abort_all(self, cs)
+        promised = dict(zip(cs, each(self, promise, cs), strict=True))
+        clear = {c: found for c, found in promised.items() if found is not None}
+        ended = add_all(self, clear) if clear else {}
+        return [ended.get(c, Outcome.UNKNOWN) for c in cs]
 
     def describe(self, cs: Iterable[Committable], **_: Any) -> list[Description]:
-        """A transaction whose files are gone, and that is not in the table, is ABORTED: no commit
-        of it can succeed. Raises `StoreUnreachable`.
+        """The table's own note is asked first. A transaction whose files are gone, and that is not
+        in the table, is ABORTED: no commit of it can succeed. None: nothing is there, and the note
+        may be gone, too. Raises `StoreUnreachable`.
         """
         cs = list(cs)
         table = newest(self) if cs else None
@@ -238,22 +239,20 @@ class TableTransaction(TransactionBase):
         return replace(c, cluster_id=self.c.cluster_id)
 
 # %% ../../nbs/stores/15_table.ipynb #0d841ebc
-def promise(store: TableParticipant, c: Committable) -> Outcome | None:
-    """Write down that it is committed: from now on no abort gets through. None: its files must be
-    added to the table.
+def promise(store: TableParticipant, c: Committable) -> bool | None:
+    """Write down that it is committed: from now on no abort gets through, and its files may be
+    added. False: they may not, so it is committed only if it is in the table. None: not clear.
     """
     try:
         found = find_objects(store, c)[1]
         if found in ("", "open") and not is_listed(store.storage, store.path(c, "data")):
-            return Outcome.UNKNOWN if store.is_elsewhere(c) else Outcome.REFUSED
+            return None if store.is_elsewhere(c) else False
         if found != "committed" and not is_open(store, c):
-            return Outcome.REFUSED
+            return False
         outcome = create_once(store.storage, store.path(c, "manifest"), "committed")
     except (OSError, StoreUnreachable):
-        return Outcome.UNKNOWN
-    if outcome == "committed":
         return None
-    return Outcome.REFUSED if outcome else Outcome.UNKNOWN
+    return outcome == "committed" if outcome else None
 
 # %% ../../nbs/stores/15_table.ipynb #5d3c7253
 def close(store: TableParticipant, cs: Sequence[Committable]) -> None:
@@ -284,19 +283,21 @@ def is_closed(store: TableParticipant, c: Committable) -> bool:
     return store.storage.exists(store.path(c, "done"))
 
 # %% ../../nbs/stores/15_table.ipynb #7499380b
-def add_once(store: TableParticipant, cs: Sequence[Committable]) -> list[Committable]:
-    """Add the files of all of these to the newest version, unless they are in it, and close them.
-    Returns those whose files are gone.
+def add_once(store: TableParticipant, promised: Mapping[Committable, bool]) -> list[Committable]:
+    """Add the files of all that are promised to the newest version, unless they are in it, and
+    close them. Returns those that are not in it: their files are gone, or may not be added.
     """
+    cs = list(promised)
     table = newest(store)
     for c in cs:
         _check_same(store, table, c)
-    noted = store.held(table, cs)
+    noted = {c for c in cs if store.holds(table, c)}
     # asked after the load: who removed a note has closed its transaction before
     others = [c for c in cs if c not in noted]
     closed = each(store, is_closed, others)
     lacking = [c for c, is_closed in zip(others, closed, strict=True) if not is_closed]
-    found = zip(lacking, each(store, _whole, lacking), strict=True)
+    due = [c for c in lacking if promised[c]]
+    found = zip(due, each(store, _whole, due), strict=True)
     files = {c: whole for c, whole in found if whole is not None}
     if any(files.values()):
         store.add(table, files)
@@ -322,29 +323,45 @@ class Conflict(Exception):
     """The table has changed since it was loaded."""
 
 
-def add_all(store: TableParticipant, cs: Sequence[Committable]) -> dict[Committable, Outcome]:
-    """Add the files of all of these to the table, unless they are in it."""
-    unclear = dict.fromkeys(cs, Outcome.UNKNOWN)
+def add_all(
+    store: TableParticipant, promised: Mapping[Committable, bool]
+) -> dict[Committable, Outcome]:
+    """Add the files of all that are promised to the table, unless they are in it. Whether the
+    others are in it is asked alone.
+    """
+    unclear = dict.fromkeys(promised, Outcome.UNKNOWN)
     try:
         for attempt in range(store.tries):
             try:
-                gone = add_once(store, cs)
+                gone = add_once(store, promised)
             except Conflict:
                 store.clock.sleep(random.uniform(0, 0.05 * 2 ** min(attempt, 6)))
                 continue
-            return {c: Outcome.REFUSED if c in gone else Outcome.DONE for c in cs}
+            return {c: Outcome.REFUSED if c in gone else Outcome.DONE for c in promised}
     except Exception as e:  # what the library raises proves nothing: the table is asked again
         says = "table %s: no clear answer: %s: %s"
         _LOG.warning(says, store.where, type(e).__name__, masked(str(e)))
     return unclear
 
 # %% ../../nbs/stores/15_table.ipynb #114375b9
-def abort_one(store: TableParticipant, c: Committable) -> Outcome:
+def abort_all(store: TableParticipant, cs: Sequence[Committable]) -> list[Outcome]:
+    """`abort_one` for each, with one version of the table."""
+    try:
+        table = newest(store) if cs else None
+    except StoreUnreachable:
+        return [Outcome.UNKNOWN] * len(cs)
+    return each(store, lambda store, c: abort_one(store, table, c), cs)
+
+
+def abort_one(store: TableParticipant, table: Any, c: Committable) -> Outcome:
     """Write down that it is aborted, and then remove its files. REFUSED: it is committed."""
     try:
         found = find_objects(store, c)[1]
-        if not found and store.is_elsewhere(c):
-            return Outcome.UNKNOWN
+        if not found:
+            _check_same(store, table, c)
+        # its outcome may have been removed: the table notes only what was committed
+        if store.holds(table, c):
+            return Outcome.REFUSED
         outcome = create_once(store.storage, store.path(c, "manifest"), "aborted")
         if outcome != "aborted":
             return Outcome.REFUSED if outcome else Outcome.UNKNOWN
@@ -361,23 +378,23 @@ def abort_one(store: TableParticipant, c: Committable) -> Outcome:
 def state_in(store: TableParticipant, table: Any, c: Committable) -> TxnState | None:
     """Its state, by its objects and by this version of the table. Raises `StoreUnreachable`."""
     found = find_objects(store, c)[1]
-    if found in ("data", "committed"):
+    if found in ("", "data", "committed"):
         _check_same(store, table, c)
-    elif not found and store.is_elsewhere(c):
-        raise store.elsewhere(c)
-    if found == "committed":
-        if c in store.held(table, [c]) or is_closed(store, c):
-            return TxnState.COMMITTED
-        return TxnState.ABORTED if _whole(store, c) is None else TxnState.PRECOMMITTED
-    if found == "data" and is_open(store, c) and _whole(store, c) is not None:
+    holds = store.holds(table, c)
+    ready = found == "data" and is_open(store, c)
+    if holds or (not ready and is_closed(store, c)):
+        return TxnState.COMMITTED
+    if (ready or found == "committed") and _whole(store, c) is not None:
         return TxnState.PRECOMMITTED
-    return TxnState.ABORTED if found else None
+    # without a row there is nothing to note
+    return TxnState.ABORTED if found or (holds is False and c.records) else None
 
 
 def not_in_table(store: TableParticipant, open_ones: Sequence[Committable]) -> list[Committable]:
     """Those that are not in the table, and not lost. Closes those that are in it."""
-    noted = store.held(newest(store), open_ones)
-    close(store, [c for c in open_ones if c in noted])
+    table = newest(store)
+    noted = {c for c in open_ones if store.holds(table, c)}
+    close(store, list(noted))
     return [c for c in open_ones if c not in noted and not _is_lost(store, c)]
 
 

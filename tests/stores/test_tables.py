@@ -3,17 +3,19 @@ its steps, zombies, compaction and clean-ups, other writers, types, and what is 
 """
 
 import json
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from itertools import count
+from itertools import combinations, count
 from unittest.mock import patch
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from driver_steps import decide_only, orders_driver
+from driver_steps import write as write_batch
 from participant_suite import (
     DONE,
     DURABLE,
@@ -31,7 +33,8 @@ from pyiceberg.types import StringType
 from table_stores import TABLES, TEXTS, Delta, Iceberg
 
 from kafka2pc.protocol.clock import CLOCK
-from kafka2pc.protocol.errors import BadOption, BadRow
+from kafka2pc.protocol.errors import BadOption, BadRow, LostTransaction
+from kafka2pc.protocol.phases.restore import restore
 from kafka2pc.protocol.states import TxnState
 from kafka2pc.stores import object_store, table
 from kafka2pc.stores.data_files import Layout, PartitionKey, PartWriter, spell
@@ -191,6 +194,54 @@ def test_of_a_commit_and_an_abort_that_meet_at_any_step_one_wins_for_all(one):
                 break
 
 
+def all_of(kinds):
+    """Every choice of some of these."""
+    return [choice for n in range(len(kinds) + 1) for choice in combinations(kinds, n)]
+
+
+def died_at(stage, store, c):
+    """The commit of a decided transaction, until its process dies."""
+    dies = {"promised": (store, "add"), "in the table": (table, "close")}.get(stage)
+    with suppress(Killed), patch.object(*dies, side_effect=Killed) if dies else nullcontext():
+        if stage != "decided":
+            store.commit(c)
+
+
+@pytest.mark.parametrize("stage", ["decided", "promised", "in the table", "closed"])
+def test_the_note_of_the_table_counts_whichever_objects_are_removed(one, stage):
+    """After a crash in the commit. What is not in the table is committed, or named as lost."""
+    for removed in all_of(table.TableParticipant.kinds):
+        store, plan = one.store(), a_plan()
+        c = write(store, plan, plan.query_id)
+        died_at(stage, store, c)
+        for kind in removed:
+            store.storage.remove(store.path(c, kind))
+        other, before = one.store(), one.texts().count(plan.query_id)
+        assert before == (stage in ("in the table", "closed"))
+        if before:
+            assert other.abort(c) is REFUSED
+        state = other.describe([c])[0].state
+        found = [state.name, other.commit(c), one.texts().count(plan.query_id)]
+        left = ["ABORTED", REFUSED, 0], ["PRECOMMITTED", DONE, 1]
+        assert found == ["COMMITTED", DONE, 1] if before else found in left, removed
+        assert other.describe([c])[0].state.name == ("COMMITTED" if found[2] else "ABORTED")
+        assert other.in_doubt(plan.query_id) == [] or not found[2]
+
+
+@pytest.mark.parametrize("passed", [False, True], ids=["replayed", "passed over"])
+def test_a_decided_batch_of_which_all_objects_are_removed_is_lost_by_name(one, passed):
+    """Also if Spark says that it is finished: its word is no proof."""
+    driver = orders_driver(one.folder, one.store())
+    write_batch(driver, 0, rows(["a"]))
+    decide_only(driver, 1, rows(["b"]))
+    [store] = driver.participants.values()
+    store.fs.rm(store.root, recursive=True)
+    restarted = replace(driver, participants={store.name: one.store()})
+    with pytest.raises(LostTransaction, match="batch 1 of query"):
+        restore(restarted, 1 + passed)
+    assert one.texts() == ["a"]
+
+
 # -- other writers --
 
 
@@ -346,22 +397,6 @@ def test_a_commit_lists_a_folder_as_often_for_many_tasks_as_for_one(one):
         return kinds
 
     assert lists(1) == lists(5)
-
-
-def test_a_clean_up_that_takes_the_oldest_of_our_objects_hides_no_loss(one):
-    """Some know nothing of folders with an underscore, and take what is old: what was written first
-    goes first.
-    """
-    store, plan = one.store(), a_plan()
-    c, lost = write(store, plan, "a"), write(store, plan, "b")
-    with patch.object(store, "add", side_effect=Killed), suppress(Killed):
-        store.end_all("commit", [c, lost])
-    for kind, of in (("open", c), ("open", lost), ("data", lost)):
-        store.storage.remove(store.path(of, kind))
-    assert [d.state.name for d in store.describe([c, lost])] == ["PRECOMMITTED", "ABORTED"]
-    assert store.end_all("commit", [c, lost]) == [DONE, REFUSED]
-    assert one.texts() == ["a"]
-    assert [d.state.name for d in store.describe([c, lost])] == ["COMMITTED", "ABORTED"]
 
 
 def test_no_two_files_have_one_name(one):
