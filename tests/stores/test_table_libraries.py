@@ -5,7 +5,7 @@ the participants do about it. A case that fails shows that a new version has men
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+from deltalake import CommitProperties, DeltaTable, TableFeatures, Transaction, write_deltalake
 from deltalake.exceptions import CommitFailedError
 from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import CommitFailedException
@@ -35,6 +35,16 @@ def test_delta_does_not_refuse_the_same_transaction_of_a_fresh_handle(delta):
         write_deltalake(DeltaTable(delta), ROWS, mode="append", commit_properties=NOTE)
     assert DeltaTable(delta).transaction_version("query") == 7
     assert DeltaTable(delta).count() == 4, "twice"
+
+
+def test_delta_refuses_a_feature_as_it_refuses_a_conflict(delta):
+    """This one asks nothing of rows. So the participant knows the features that deltalake writes,
+    and does not try again.
+    """
+    more = {"allow_protocol_versions_increase": True}
+    DeltaTable(delta).alter.add_feature(TableFeatures.DomainMetadata, **more)
+    with pytest.raises(CommitFailedError, match="Unsupported table features"):
+        write_deltalake(DeltaTable(delta), ROWS, mode="append", commit_properties=NOTE)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from unittest.mock import patch
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable, TableFeatures, write_deltalake
 from driver_steps import decide_only, orders_driver
 from driver_steps import write as write_batch
 from participant_suite import (
@@ -29,11 +29,18 @@ from participant_suite import (
     rows,
 )
 from pyiceberg.io.pyarrow import pyarrow_to_schema
-from pyiceberg.types import StringType
+from pyiceberg.types import (
+    DecimalType,
+    DoubleType,
+    FloatType,
+    LongType,
+    MapType,
+    StringType,
+)
 from table_stores import TABLES, TEXTS, Delta, Iceberg
 
 from kafka2pc.protocol.clock import CLOCK
-from kafka2pc.protocol.errors import BadOption, BadRow, LostTransaction
+from kafka2pc.protocol.errors import BadOption, BadRow, LostTransaction, UnfinishedBatch
 from kafka2pc.protocol.phases.restore import restore
 from kafka2pc.protocol.states import TxnState
 from kafka2pc.stores import object_store, table
@@ -621,18 +628,6 @@ def test_the_files_of_a_delta_table_are_where_its_library_looks_for_them(tmp_pat
     assert one.texts() == ["a", "a"]
 
 
-def test_delta_adds_no_file_under_other_partitions(tmp_path, caplog):
-    one = Delta(tmp_path, pa.schema({"a": pa.string(), "b": pa.string()}), ["a", "b"])
-    store, rows = one.store(), pa.record_batch({"a": ["1", "2"], "b": ["x", None]})
-    with store.begin(a_plan()) as txn:
-        txn.write(rows)
-        c = txn.precommit()
-    anew = {"mode": "overwrite", "schema_mode": "overwrite"}
-    write_deltalake(one.load(), pa.table({"a": ["3"], "b": ["y"]}), partition_by=["a"], **anew)
-    assert store.commit(c) is UNKNOWN, "or the values of b are gone"
-    assert "partitions by a, b, and the table has a: change it back" in caplog.text
-
-
 # -- Iceberg: columns by their ids, partitions by what the task has found --
 
 
@@ -698,19 +693,255 @@ def test_iceberg_needs_no_mapping_of_names(tmp_path):
     assert one.read().to_pylist() == [{"a": "in a", "b": "in b"}]
 
 
-def test_iceberg_adds_no_file_under_other_partitions(tmp_path, caplog):
-    one = Iceberg(tmp_path, pa.schema({"a": pa.string(), "b": pa.string()}), ["a"])
+# -- the table changes between the decision and the commit --
+
+SHAPE = pa.schema(
+    [
+        ("id", pa.int32()),
+        ("value", pa.string()),
+        ("price", pa.decimal128(5, 2)),
+        ("point", pa.struct([("x", pa.float32())])),
+    ]
+)
+ROWS = [
+    {"id": 1, "value": "a", "price": Decimal("1.50"), "point": {"x": 1.5}},
+    {"id": 2, "value": None, "price": Decimal("2.00"), "point": {"x": 2.5}},
+]
+
+
+def decided(one):
+    """Two rows in two partitions."""
     store = one.store()
     with store.begin(a_plan()) as txn:
-        txn.write(pa.record_batch({"a": ["1", "2"], "b": ["x", None]}))
-        c = txn.precommit()
-    with one.load().update_spec() as spec:
-        spec.remove_field("a").add_identity("b")
-    assert store.commit(c) is UNKNOWN
-    assert "partitions by a, and the table has b: change it back" in caplog.text
-    with one.load().update_spec() as spec:
-        spec.remove_field("b").add_identity("a")
-    assert (store.commit(c), len(one.read())) == (DONE, 2)
+        txn.write(pa.RecordBatch.from_pylist(ROWS, SHAPE))
+        return store, txn.precommit()
+
+
+def anew(*columns, keys=("id",), without=()):
+    """Another job overwrites the Delta table, with other columns."""
+    kept = [f for f in SHAPE if f.name not in (*without, *(c.name for c in columns))]
+    settings = {"mode": "overwrite", "schema_mode": "overwrite", "partition_by": list(keys)}
+
+    def change(one):
+        rows = pa.schema([*kept, *columns]).empty_table()
+        write_deltalake(one.load(), rows, **settings)
+
+    return change
+
+
+def evolved(*changes):
+    """Another job changes the columns of the Iceberg table."""
+
+    def change(one):
+        for step in changes:
+            with one.load().update_schema(allow_incompatible_changes=True) as schema:
+                step(schema)
+
+    return change
+
+
+def partitioned(old, new):
+    def change(one):
+        with one.load().update_spec() as spec:
+            spec.remove_field(old).add_identity(new)
+
+    return change
+
+
+def constraint(one):
+    one.load().alter.add_constraint({"positive": "id > 0"})
+
+
+STOPS = {
+    "delta-type": (Delta, anew(pa.field("id", pa.int64())), "column id was int32 and is int64"),
+    "delta-gone": (Delta, anew(without=["value"]), "column value is gone"),
+    "delta-inside": (
+        Delta,
+        anew(pa.field("point", pa.struct([("y", pa.float32())]))),
+        "column point.x is gone",
+    ),
+    "delta-required": (
+        Delta,
+        anew(pa.field("new", pa.string(), nullable=False)),
+        "column new is new, and allows no null",
+    ),
+    "delta-no-null": (
+        Delta,
+        anew(pa.field("value", pa.string(), nullable=False)),
+        "column value allows no null any more",
+    ),
+    "delta-keys": (Delta, anew(keys=["value"]), "partitioned by id, and the table by value"),
+    "delta-constraint": (Delta, constraint, "the constraint positive"),
+    "iceberg-gone": (
+        Iceberg,
+        evolved(lambda s: s.delete_column("value")),
+        r"column value \(id 2\) is gone",
+    ),
+    "iceberg-added-again": (
+        Iceberg,
+        evolved(lambda s: s.delete_column("value"), lambda s: s.add_column("value", StringType())),
+        r"column value \(id 2\) is gone",
+    ),
+    "iceberg-inside": (
+        Iceberg,
+        evolved(
+            lambda s: s.delete_column("point.x"),
+            lambda s: s.add_column(("point", "y"), FloatType()),
+        ),
+        r"column point.x \(id 5\) is gone",
+    ),
+    "iceberg-required": (
+        Iceberg,
+        evolved(lambda s: s.add_column("new", StringType(), required=True)),
+        "column new is new, and allows no null",
+    ),
+    "iceberg-no-null": (
+        Iceberg,
+        evolved(lambda s: s.update_column("value", required=True)),
+        r"column value \(id 2\) allows no null any more",
+    ),
+    "iceberg-keys": (
+        Iceberg,
+        partitioned("id", "value"),
+        "partitioned by id, and the table by value",
+    ),
+}
+UNDO = {
+    "delta-constraint": lambda one: one.load().alter.drop_constraint("positive"),
+    "iceberg-no-null": evolved(lambda s: s.update_column("value", required=False)),
+    "iceberg-keys": partitioned("value", "id"),
+}
+
+
+@pytest.mark.parametrize("case", STOPS)
+def test_rows_that_a_changed_table_would_show_otherwise_wait_by_name(case, tmp_path):
+    kind, change, says = STOPS[case]
+    one = kind(tmp_path, SHAPE, ["id"])
+    store, c = decided(one)
+    change(one)
+    with pytest.raises(UnfinishedBatch, match=says) as e:
+        one.store().commit(c)
+    assert f"{c.transactional_id}: 2 rows" in e.value.what and e.value.risk.startswith("Not yet.")
+    assert (one.files(), store.abort(c), store.describe([c])[0].state.name) == (
+        [],
+        REFUSED,
+        "PRECOMMITTED",
+    )
+    if undo := UNDO.get(case, anew() if kind is Delta else None):
+        undo(one)
+        assert store.commit(c) is DONE
+        assert sorted(one.read().to_pylist(), key=str) == ROWS
+    else:
+        store.files(c).remove()
+        assert store.commit(c) is REFUSED, "as a loss, which can be skipped"
+
+
+PASSES = {
+    "delta-added": (Delta, anew(pa.field("new", pa.string())), {"new": None}),
+    "delta-added-again": (Delta, anew, {}),
+    "iceberg-added": (
+        Iceberg,
+        evolved(
+            lambda s: s.add_column("new", StringType()),
+            lambda s: s.add_column(("point", "y"), StringType()),
+            lambda s: s.add_column("map", MapType(90, StringType(), 91, StringType())),
+        ),
+        {"new": None, "map": None, "point": {"y": None}},
+    ),
+    "iceberg-wider": (
+        Iceberg,
+        evolved(
+            lambda s: s.update_column("id", LongType()),
+            lambda s: s.update_column("price", DecimalType(9, 2)),
+            lambda s: s.update_column("point.x", DoubleType()),
+        ),
+        {},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", PASSES)
+def test_rows_are_added_to_a_changed_table_whose_readers_find_them(case, tmp_path):
+    kind, change, more = PASSES[case]
+    one = kind(tmp_path, SHAPE, ["id"])
+    store, c = decided(one)
+    if case == "delta-added-again":
+        anew(without=["value"])(one)
+        change = anew()
+    change(one)
+    assert one.store().commit(c) is DONE
+    point = more.pop("point", {})
+    assert sorted(one.read().to_pylist(), key=str) == [
+        row | {"point": row["point"] | point} | more for row in ROWS
+    ]
+
+
+@pytest.mark.parametrize(
+    ("feature", "waits"),
+    {
+        "DeletionVectors": False,
+        "ChangeDataFeed": False,
+        "V2Checkpoint": False,
+        "RowTracking": True,
+        "DomainMetadata": True,
+        "IdentityColumns": True,
+        "IcebergCompatV1": True,
+    }.items(),
+)
+def test_decided_rows_are_added_beside_a_feature_that_asks_nothing_of_them(
+    tmp_path, feature, waits
+):
+    one = Delta(tmp_path)
+    store = one.store()
+    c = write(store, a_plan(), "a")
+    named = feature[0].lower() + feature[1:]
+    more = {"allow_protocol_versions_increase": True}
+    one.load().alter.add_feature(getattr(TableFeatures, feature), **more)
+    other = one.store()
+    if waits:
+        with pytest.raises(UnfinishedBatch, match=f"the feature {named}"):
+            other.commit(c)
+    else:
+        assert (other.commit(c), len(one.files())) == (DONE, 1)
+    if feature not in ("ChangeDataFeed", "V2Checkpoint"):
+        with pytest.raises(BadOption, match=f"the feature {named}"):
+            other.check_columns(["value"])
+    assert other.describe([c])[0].state.name == ("PRECOMMITTED" if waits else "COMMITTED")
+
+
+@pytest.mark.parametrize("passed", [False, True], ids=["replayed", "passed over"])
+def test_a_restart_says_why_decided_rows_wait_and_adds_them_later(tmp_path, passed):
+    one = Delta(tmp_path, SHAPE)
+    driver = orders_driver(tmp_path, one.store())
+    batch = pa.RecordBatch.from_pylist(ROWS, SHAPE)
+    decide_only(driver, 0, batch)
+    constraint(one)
+    restarted = replace(driver, participants={"delta": one.store()})
+    with pytest.raises(UnfinishedBatch, match="the constraint positive") as e:
+        restore(restarted, int(passed))
+    assert e.value.risk.startswith("Not yet.")
+    UNDO["delta-constraint"](one)
+    restore(restarted, int(passed))
+    assert sorted(one.read().to_pylist(), key=str) == ROWS
+
+
+def test_a_table_that_is_dropped_after_the_decision_does_not_say_that_nothing_was_written(one):
+    store = one.store()
+    c = write(store, a_plan(), "a")
+    one.drop()
+    for ask in (one.store, lambda: store.commit(c), lambda: store.describe([c])):
+        with pytest.raises(BadOption, match="there is no table") as e:
+            ask()
+        assert "rows of a batch that is decided may wait" in e.value.risk
+
+
+def test_a_list_without_columns_is_not_trusted(one):
+    store = one.store()
+    c = write(store, a_plan(), "a")
+    files = json.loads(store.storage.read(store.path(c, "data")))["files"]
+    store.storage.write(store.path(c, "data"), json.dumps(files).encode())
+    with pytest.raises(UnfinishedBatch, match="the list of the files names no columns"):
+        store.commit(c)
 
 
 # -- what is refused by name --
@@ -731,6 +962,7 @@ def set_anyhow(one, settings):
     [
         ({"delta.enableDeletionVectors": "true"}, "deletion vectors"),
         ({"delta.columnMapping.mode": "name"}, "column mapping"),
+        ({"delta.constraints.short": "value <> 'long'"}, "the constraint short"),
         ({"delta.setTransactionRetentionDuration": "interval 6 days"}, "is interval 6 days"),
         ({"delta.setTransactionRetentionDuration": "interval 1 fortnight"}, "1 fortnight"),
     ],
@@ -739,7 +971,7 @@ def test_a_delta_table_that_cannot_be_written_is_refused_by_name(tmp_path, setti
     one = Delta(tmp_path)
     set_anyhow(one, settings)
     with pytest.raises(BadOption, match=says):
-        one.store()
+        one.store().check_columns(["value"])
 
 
 def test_a_length_is_refused_by_name(tmp_path):
@@ -747,25 +979,19 @@ def test_a_length_is_refused_by_name(tmp_path):
     of_spark = {"__CHAR_VARCHAR_TYPE_STRING": "varchar(3)"}
     one = Delta(tmp_path, pa.schema([pa.field("value", pa.string(), metadata=of_spark)]))
     with pytest.raises(BadOption, match="column value has __CHAR_VARCHAR"):
-        one.store()
-
-
-def test_a_constraint_is_refused_by_name(tmp_path):
-    one = Delta(tmp_path)
-    one.load().alter.add_constraint({"short": "value <> 'long'"})
-    with pytest.raises(BadOption, match="the constraint short"):
-        one.store()
+        one.store().begin(a_plan())
 
 
 def test_partitions_of_iceberg_that_cannot_be_written_are_refused_by_name(tmp_path):
     point = pa.struct([("x", pa.int32())])
     one = Iceberg(tmp_path, pa.schema({"at": point, "a.x": pa.string(), "b": pa.binary()}), ["a.x"])
-    one.store()  # a name may have a dot
+    columns = ["at", "a.x", "b"]
+    one.store().check_columns(columns)  # a name may have a dot
     for column, says in (("at.x", "a part of a column, at.x"), ("b", "by b, which is binary")):
         with one.load().update_spec() as spec:
             spec.add_identity(column)
         with pytest.raises(BadOption, match=says):
-            one.store()
+            one.store().check_columns(columns)
 
 
 # -- in an object store: the servers of GCS and ADLS that tests have fail on appends of deltalake --

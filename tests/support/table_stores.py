@@ -30,7 +30,7 @@ class OneTable:
 
         def half_commit(c):
             store.storage.write(store.path(c, "manifest"), b"committed")
-            store.add(store.load(), {c: store.files(c).listed()})
+            store.add(store.load(), {c: store.files(c).listed().files})
 
         def another():
             self.drop()
