@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['NO_FIT', 'DataFile', 'PartitionKey', 'Layout', 'plain_type', 'differences', 'fitted', 'split_rows', 'spell',
-           'PartWriter', 'Column', 'FileList', 'list_files', 'TransactionFiles', 'misfits']
+           'PartWriter', 'Column', 'FileList', 'list_files', 'read_list', 'TransactionFiles', 'misfits']
 
 # %% ../../nbs/stores/14_data_files.ipynb #t003
 import json
@@ -316,6 +316,17 @@ def _inside(kind: pa.DataType) -> dict[str, pa.Field]:
         return {"element": kind.value_field}
     return {}
 
+# %% ../../nbs/stores/14_data_files.ipynb #1bdd087b
+def read_list(content: bytes) -> FileList:
+    """A list as it was written."""
+    found = json.loads(content)
+    noted = found if isinstance(found, dict) else {"files": found}
+    return FileList(
+        files=tuple(DataFile(**f) for f in noted["files"]),
+        columns={key: Column(**c) for key, c in noted.get("columns", {}).items()},
+        keys=noted.get("keys", {}),
+    )
+
 # %% ../../nbs/stores/14_data_files.ipynb #2decf8ff
 @dataclass(frozen=True, slots=True)
 class TransactionFiles:
@@ -343,16 +354,8 @@ class TransactionFiles:
         return f"{self.folder.removeprefix(self.storage.root.removesuffix('_kafka2pc'))}/{f.path}"
 
     def listed(self) -> FileList:
-        """What was noted of them when it was pre-committed. A list without columns names none.
-        Raises `FileNotFoundError`.
-        """
-        found = json.loads(self.storage.read(self.note))
-        noted = found if isinstance(found, dict) else {"files": found}
-        return FileList(
-            files=tuple(DataFile(**f) for f in noted["files"]),
-            columns={key: Column(**c) for key, c in noted.get("columns", {}).items()},
-            keys=noted.get("keys", {}),
-        )
+        """What was noted of them when it was pre-committed. Raises `FileNotFoundError`."""
+        return read_list(self.storage.read(self.note))
 
     def whole(self) -> FileList | None:
         """All of them. None: some are gone: a clean-up of the table removed them, or their list."""
