@@ -448,17 +448,19 @@ def abort_one(store: TableParticipant, table: Any, c: Committable) -> Outcome:
 
 # %% ../../nbs/stores/15_table.ipynb #4148af0a
 def state_in(store: TableParticipant, table: Any, c: Committable) -> TxnState | None:
-    """Its state, by this version of the table and then by its objects. None: neither knows it, and
-    the note may be gone. Raises `StoreUnreachable`.
+    """Its state, by its objects, and by this version of the table unless it waits for a commit.
+    None: neither knows it, and the note may be gone. Raises `StoreUnreachable`.
     """
     found = find_objects(store, c)[1]
     if found in ("", "data", "committed"):
         _check_same(store, table, c)
+    # before each decision: a note is looked for in the log of the table, and a commit does that, too
+    if found == "data" and is_open(store, c) and _whole(store, c) is not None:
+        return TxnState.PRECOMMITTED
     holds = store.holds(table, c)
-    ready = found == "data" and is_open(store, c)
-    if holds or (not ready and is_closed(store, c)):
+    if holds or is_closed(store, c):
         return TxnState.COMMITTED
-    if (ready or found == "committed") and _whole(store, c) is not None:
+    if found == "committed" and _whole(store, c) is not None:
         return TxnState.PRECOMMITTED
     # without a row there is nothing to note
     return TxnState.ABORTED if found or (holds is False and c.records) else None
