@@ -454,7 +454,7 @@ def state_in(store: TableParticipant, table: Any, c: Committable) -> TxnState | 
     found = find_objects(store, c)[1]
     if found in ("", "data", "committed"):
         _check_same(store, table, c)
-    # before each decision: a note is looked for in the log of the table, and a commit does that, too
+    # before each decision: only the commit looks for a note in the log of the table
     if found == "data" and is_open(store, c) and _whole(store, c) is not None:
         return TxnState.PRECOMMITTED
     holds = store.holds(table, c)
