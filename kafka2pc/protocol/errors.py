@@ -205,7 +205,7 @@ class MovedLog(TwoPhaseError):
 
 # %% ../../nbs/protocol/06_errors.ipynb #9410c06a
 class UnfinishedBatch(TwoPhaseError):
-    """Options changed before the last batch was finished."""
+    """Options, or a table of Delta or Iceberg, changed before the last batch was finished."""
 
     why = "The last batch was begun with other options, and it is not finished."
     risk = UNTOUCHED
