@@ -9,7 +9,7 @@ __all__ = ['SMALL_BYTES', 'ROW_BYTES', 'MOST_BYTES', 'MOST_ROWS', 'note_size', '
 # %% ../../nbs/spark/10_small_batches.ipynb #c002
 import threading
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator
 
@@ -74,30 +74,48 @@ def _stored(context: Any, rdd_id: int) -> Any:
         CLOCK.sleep(0.01)
 
 # %% ../../nbs/spark/10_small_batches.ipynb #7e23ad4e
+_BYTES = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary()}
+
+
+def _with_bytes(kind: pa.DataType) -> pa.DataType:
+    """The same layout, with bytes for each text."""
+    if pa.types.is_list(kind):
+        return pa.list_(_with_bytes(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_with_bytes(field.type)) for field in kind])
+    return _BYTES.get(kind, kind)
+
+
 def _in_task(task: Callable, schema: pa.Schema, contents: Iterable[bytes]) -> Iterator:
     yield task(_batches(schema, contents))
 
 
 def _batches(schema: pa.Schema, contents: Iterable[bytes]) -> Iterator[pa.RecordBatch]:
+    # as bytes: Spark does not promise UTF-8 in a text, and tasks write it as it is
+    layout = pa.schema([field.with_type(_with_bytes(field.type)) for field in schema])
     for content in contents:
-        batch = pa.ipc.read_record_batch(content, schema)
         # rows of another schema could look like rows of this one
-        batch.validate(full=True)
-        yield batch
+        pa.ipc.read_record_batch(content, layout).validate(full=True)
+        yield pa.ipc.read_record_batch(content, schema)
 
 # %% ../../nbs/spark/10_small_batches.ipynb #c011
 @dataclass(frozen=True)
 class KeptRows:
-    """The rows of a micro-batch, as Arrow batches that Spark's executors keep."""
+    """The rows of a micro-batch, as Arrow batches that Spark's executors keep. `empty`: there are
+    none.
+    """
 
     rdd: "RDD"
     schema: pa.Schema
+    empty: bool = False
 
     def few(self) -> bool:
         """May the rows come to the driver? No, if a partition is not kept, or is on a disk, where
         its size is not known. (A job whose results are larger than `spark.driver.maxResultSize`
         fails.)
         """
+        if self.empty:  # what keeps nothing is not in Spark's list
+            return True
         context = self.rdd.context._jsc.sc()  # noqa: SLF001
         info = _stored(context, self.rdd.id())
         if info is None or info.diskSize():
@@ -109,7 +127,7 @@ class KeptRows:
         """All rows, in this process, in one batch if Arrow allows it. Raises `ArrowInvalid` for
         bytes that are not of this schema.
         """
-        read = list(_batches(self.schema, self.rdd.collect()))
+        read = list(_batches(self.schema, [] if self.empty else self.rdd.collect()))
         check_stopped()
         yield from pa.Table.from_batches(read, self.schema).combine_chunks().to_batches()
 
@@ -160,7 +178,7 @@ def arrow_rows(df: "DataFrame") -> KeptRows | None:
     from pyspark.serializers import NoOpSerializer
 
     session: Any = df.sparkSession
-    large = session.conf.get(_LARGE, "false").strip().lower() == "true"
+    large = session.conf.get(_LARGE).strip().lower() == "true"
     schema = arrow_schema(df.schema, large)
     try:
         observed = df._jdf.queryExecution().observedMetrics()  # noqa: SLF001
@@ -194,8 +212,8 @@ def kept(rows: KeptRows) -> Iterator[KeptRows]:
 
     rows.rdd.persist(StorageLevel.MEMORY_AND_DISK_DESER)
     try:
-        rows.rdd._jrdd.count()  # noqa: SLF001
-        yield rows
+        batches = rows.rdd._jrdd.count()  # noqa: SLF001
+        yield replace(rows, empty=not batches)
     finally:
         # in a thread of its own: in this one the call could take the interrupt of a stop
         threading.Thread(target=_forget, args=[rows.rdd], daemon=True).start()

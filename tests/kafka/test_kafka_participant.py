@@ -378,6 +378,15 @@ def test_columns_mean_what_they_mean_in_sparks_sink(kafka, topic, store):
 
 
 @pytest.mark.kafka
+def test_a_text_that_is_not_utf_8_is_written_as_it_is(kafka, topic, store):
+    """Spark's `cast(value as string)` keeps such bytes."""
+    text = pa.array([b"bad\xff\xfe"]).view(pa.string())
+    written(store, pa.RecordBatch.from_pydict({"key": text, "value": text}), topic)
+    (found,) = read_topic(kafka.client_conf, topic)
+    assert (found.key, found.value) == (b"bad\xff\xfe",) * 2
+
+
+@pytest.mark.kafka
 def test_the_option_topic_wins_over_the_column(kafka, topic, store):
     c = written(
         store,

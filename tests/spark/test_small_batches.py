@@ -275,6 +275,112 @@ def test_what_the_driver_decided_and_tasks_replay_is_equal(query, types, monkeyp
     assert {(t - ord(v[:1]), p) for v, _, t, _, p in found} == {(1_700_000_000_000, 1)}
 
 
+HEADERS = "array<struct<key:string,value:binary>>"
+BAD = "cast(X'62FF00FE' as string)"  # is not UTF-8
+# columns of three rows in two partitions, with an `id` from 0 on
+SELECTED = {
+    "text": ["cast(id as string) key", "concat('v', id) value"],
+    "bytes": ["encode(cast(id as string), 'UTF-8') key", "X'00FF' value"],
+    "no UTF-8": [f"{BAD} key", f"if(id = 1, {BAD}, 'good') value"],
+    "null and empty": ["if(id = 1, null, '') key", "if(id = 0, null, if(id = 1, '', 'a')) value"],
+    "only null": ["cast(null as string) key", "cast(null as binary) value"],
+    "char and varchar": ["cast('a' as varchar(9)) key", "cast('a' as char(3)) value"],
+    "large": ["repeat('ä€😀', 50000) value"],
+    "a constant": ["'v' value", "'t' topic"],
+    "topics": ["'v' value", "concat('t', id) topic"],
+    "partitions": ["'v' value", "if(id = 1, null, cast(id as int)) partition"],
+    "headers": ["'v' value", f"array(named_struct('key', {BAD}, 'value', X'FF')) headers"],
+    "null in headers": [
+        "'v' value",
+        "if(id = 0, null, if(id = 1, array(), array(named_struct('Key', 'h', 'VALUE',"
+        f" cast(null as binary)), named_struct('Key', '', 'VALUE', X'')))) headers",
+    ],
+    "no headers": ["'v' value", f"cast(null as {HEADERS}) headers"],
+    "times": ["'v' value", "timestamp_micros(1700000000000000 + 333 * id) timestamp"],
+    "year 9999": ["'v' value", "timestamp_micros(253402300799999999) timestamp"],
+    "1970": ["'v' value", "timestamp_micros(id) timestamp"],
+    "no rows": ["'v' value", "id"],
+    "one row": ["cast(id as string) value", "id"],
+    # what tasks refuse
+    "year 1": ["'v' value", "timestamp'0001-01-01 00:00:00Z' timestamp"],
+    "before 1970": ["'v' value", "timestamp_micros(-1) timestamp"],
+    "no time": ["'v' value", "cast(null as timestamp) timestamp"],
+    "partition -1": ["'v' value", "-1 partition"],
+    "topic that is no UTF-8": ["'v' value", f"{BAD} topic"],
+    "no topic": ["'v' value", "cast(null as string) topic"],
+    "header without a key": [
+        "'v' value",
+        "array(named_struct('key', cast(null as string), 'value', X'')) headers",
+    ],
+    "too large": ["repeat('v', 2000000) value"],
+}
+REFUSED = list(SELECTED).index("year 1")
+
+
+def handing():
+    """Stands for a task of the sink: what is made of the rows on their way to Kafka, or the error.
+    (In a function, so that a worker need not import this file.)
+    """
+
+    def each(topic, rows):
+        columns = [rows.keys, rows.values, rows.headers, rows.wanted]
+        if not isinstance(rows.timestamps_ms, int):
+            columns.append(rows.timestamps_ms)
+        lists = [c.tolist() for c in columns if c is not None]
+        return list(zip([topic] * len(rows), *lists, strict=True))
+
+    class Handed:
+        def __call__(self, chunks):
+            from kafka2pc.kafka.records.rows import rows_by_topic
+            from kafka2pc.spark.sink.columns import plain_names
+
+            found = []
+            try:
+                for chunk in chunks:
+                    batch = plain_names(chunk, "timestamp" in chunk.schema.names)
+                    named = None if "topic" in batch.schema.names else "named"
+                    for topic, rows in rows_by_topic(batch, named, 1 << 20):
+                        found += map(str, each(topic, rows))
+            except Exception as e:
+                return [repr(e)]
+            return found
+
+        def as_rows(self, chunks):
+            import pickle
+
+            yield pa.RecordBatch.from_pydict({"message": [pickle.dumps(self(chunks))]})
+
+    return Handed()
+
+
+def handed(messages):
+    return sorted(row for rows in messages for row in rows)
+
+
+def frames(spark):
+    three = spark.range(3, numPartitions=2)
+    few = {"no rows": "false", "one row": "id = 2"}
+    for name, columns in SELECTED.items():
+        yield name, three.selectExpr(*columns).where(few.get(name, "true")).drop("id")
+    yield "no partitions", spark.createDataFrame(spark.sparkContext.emptyRDD(), "value string")
+
+
+def test_the_sink_makes_the_same_of_all_rows_and_refuses_the_same(spark, types):
+    """Byte for byte, whether tasks or the driver read them, or tasks what is kept."""
+    counts = {"no rows": 0, "one row": 1, "no partitions": 0}
+    for n, (name, df) in enumerate(frames(spark)):
+        refused = REFUSED <= n < len(SELECTED)
+        df = df.coalesce(1) if refused else df  # errors number rows
+        wanted = handed(foreach_batch.in_tasks(df, handing()))
+        if refused:
+            assert wanted[0].startswith("BadRow"), name
+        else:
+            assert len(wanted) == counts.get(name, 3), name
+        with kept(arrow_rows(df)) as rows:
+            assert rows.few() and handed([handing()(rows.here())]) == wanted, name
+            assert handed(rows.each_partition(handing())) == wanted, name
+
+
 def records(query):
     return read_ended(query.kafka.client_conf, query.topic)
 
@@ -325,6 +431,15 @@ def test_spark_may_learn_late_what_its_executors_keep():
     )
     assert small_batches.KeptRows(rdd, pa.schema([])).few()
     assert len(asked) == 3
+
+
+def test_an_empty_batch_waits_for_nothing(spark, monkeypatch):
+    """Spark does not list what keeps nothing, so nothing is asked."""
+    monkeypatch.delattr(small_batches, "_stored")
+    for name, df in frames(spark):
+        if name in ("no rows", "no partitions"):
+            with kept(arrow_rows(df)) as found:
+                assert found.few() and list(found.here()) == [], name
 
 
 def test_rows_on_a_disk_stay_with_the_executors(spark):

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 # %% ../../../nbs/kafka/records/03_rows.ipynb #c004
 from kafka2pc.kafka.records.checks import (
-    bytes_type,
+    as_bytes,
     column_of,
     header_fields,
     record_too_large,
@@ -109,16 +109,12 @@ def payload_bytes(batch: pa.RecordBatch, columns: Iterable[str] | None = None) -
     return sum(pc.sum(pc.binary_length(c)).as_py() or 0 for c in chosen if c.type in _TEXTS)
 
 # %% ../../../nbs/kafka/records/03_rows.ipynb #c009
-def _as_bytes(column: pa.Array, name: str) -> pa.Array:
-    return column.cast(bytes_type(column, name)).cast(pa.large_binary())
-
-
 def _as_headers(column: pa.Array) -> pa.Array:
     """Spark's array<struct<key: string, value: binary>>: for each row the count of its headers,
     then each one's key and value.
     """
     held = header_fields(column)
-    keys, values = (_as_bytes(held.field(name), "headers") for name in ("key", "value"))
+    keys, values = (as_bytes(held.field(name), "headers") for name in ("key", "value"))
     counts = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
     counts = counts.astype(np.int64)
     if not len(held):
@@ -143,8 +139,8 @@ def rows_of(batch: pa.RecordBatch, *, now_ms: int | None = None) -> Rows:
         column_of(batch, name) for name in ("key", "headers", "timestamp", "partition")
     )
     return Rows(
-        _as_bytes(values, "value"),
-        None if keys is None else _as_bytes(keys, "key"),
+        as_bytes(values, "value"),
+        None if keys is None else as_bytes(keys, "key"),
         None if headers is None else _as_headers(headers),
         (now_ms or int(CLOCK.now_ms())) if stamps is None else timestamps_ms(stamps),
         None if partitions is None else wanted_partitions(partitions),

@@ -8,7 +8,7 @@ __all__ = ['BEGIN_MS', 'RowClient', 'raise_failure', 'unreachable', 'look_up', '
 
 # %% ../../../nbs/kafka/write/03_row_producer.ipynb #c002
 import json
-from itertools import repeat
+from itertools import islice, repeat
 from typing import TYPE_CHECKING, Any, Callable, Iterable, Self
 
 # %% ../../../nbs/kafka/write/03_row_producer.ipynb #c003
@@ -16,7 +16,8 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 # %% ../../../nbs/kafka/write/03_row_producer.ipynb #c004
 from kafka2pc.kafka.records.checks import (
-    bytes_type,
+    as_bytes,
+    as_text,
     check_topic_names,
     column_of,
     header_fields,
@@ -63,17 +64,12 @@ def _topics(batch: "pa.RecordBatch", topic: str | None) -> tuple[set, Iterable]:
 
 
 def _values(batch: "pa.RecordBatch") -> list:
-    column = value_column(batch)
-    bytes_type(column, "value")
-    return column.to_pylist()
+    return as_bytes(value_column(batch), "value").to_pylist()
 
 
 def _keys(batch: "pa.RecordBatch") -> Iterable:
     column = column_of(batch, "key")
-    if column is None:
-        return repeat(None)
-    bytes_type(column, "key")
-    return column.to_pylist()
+    return repeat(None) if column is None else as_bytes(column, "key").to_pylist()
 
 
 def _timestamps(batch: "pa.RecordBatch") -> Iterable:
@@ -91,13 +87,17 @@ def _partitions(batch: "pa.RecordBatch") -> Iterable:
 
 
 def _headers(batch: "pa.RecordBatch") -> Iterable:
-    """librdkafka's form of Spark's array<struct<key: string, value: binary>>."""
+    """librdkafka's form of Spark's array<struct<key: string, value: binary>>. Its client in Python
+    takes only text as a key.
+    """
     column = column_of(batch, "headers")
     if column is None:
         return repeat(None)
-    header_fields(column)
-    rows = column.to_pylist()
-    return [row and [(header["key"], header["value"]) for header in row] for row in rows]
+    held = header_fields(column)
+    keys, values = as_text(held.field("key"), "headers"), as_bytes(held.field("value"), "headers")
+    each = zip(keys.to_pylist(), values.to_pylist(), strict=True)
+    counts = column.value_lengths().to_pylist()
+    return [None if count is None else list(islice(each, count)) for count in counts]
 
 # %% ../../../nbs/kafka/write/03_row_producer.ipynb #c012
 BEGIN_MS = 30_000  # the longest wait for a transaction
