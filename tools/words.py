@@ -44,6 +44,7 @@ RULES = {
     "aloud": Rule(r"\b(?:aloud|loudly)\b", "report, log, raise"),
     "receipt": Rule(r"\breceipts?\b", "Committable"),
     "sleeper": Rule(r"\bsleepers?\b", "suspended driver"),
+    "engine": Rule(r"\bengine=rows\b", "engine=confluent, as the option has it"),
     "settle": Rule(r"\bsettle[sd]?\b", "write ABORT or COMMIT, end, finish"),
 }
 

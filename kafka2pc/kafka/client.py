@@ -92,7 +92,8 @@ def new_transaction(client: "KafkaClient", name: str) -> "RowTransaction | Colum
         return RowTransaction(conf, name, client.timeout_ms, topic_id=topic_id, **shared)
     if other := other_partitioner(client.conf):
         raise BadOption(
-            f"engine=columnar does not have partitioner={other}", action="Use engine=rows."
+            f"engine=columnar does not have partitioner={other}",
+            action="Use engine=confluent.",
         )
     # here, because it needs numpy and pyarrow, which a process that only ends transactions
     # may not have

@@ -39,6 +39,7 @@ from kafka2pc.proof.drills.spark_query import (
 )
 from kafka2pc.spark.sink.batch_line import BatchHistory
 from kafka2pc.spark.sink.batch_writer import plan_write
+from kafka2pc.spark.sink.opening import warn_once
 from kafka2pc.spark.sink.options import parse_sink_options
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.never_unsteady]
@@ -494,23 +495,14 @@ def test_a_loss_that_is_skipped_is_in_the_log(caplog):
     assert said.count(("ERROR", "lost: orders-0: 7 at offsets 3 to 9")) == 1
 
 
-@pytest.mark.parametrize(
-    ("engine", "says"),
-    [
-        (
-            "auto",
-            "these options have no effect: kafka.buffer.memory, kafka.linger.ms,"
-            " kafka.metadata.max.idle.ms, kafka.retries; engine=confluent has a use for"
-            " kafka.buffer.memory, kafka.linger.ms, kafka.retries",
-        ),
-        ("confluent", "these options have no effect: kafka.metadata.max.idle.ms"),
-    ],
-)
-def test_settings_without_effect_are_named_once(kafka, caplog, engine, says):
-    conf = {f"kafka.{name}": value for name, value in kafka.client_conf.items()}
-    options = {
-        **conf,
+@pytest.mark.parametrize("engine", ["auto", "columnar", "confluent"])
+@pytest.mark.parametrize("guarantee", ["exactly_once", "at_least_once"])
+def test_settings_without_effect_are_named_once(kafka, caplog, engine, guarantee):
+    """Without transactions librdkafka writes, and it has a use for its settings."""
+    options = {f"kafka.{name}": value for name, value in kafka.client_conf.items()} | {
         "engine": engine,
+        "deliveryGuarantee": guarantee,
+        "transactionalIdPrefix": f"{engine}-{guarantee}",
         "kafka.linger.ms": "5",
         "kafka.retries": "3",
         "kafka.metadata.max.idle.ms": "60000",
@@ -519,8 +511,16 @@ def test_settings_without_effect_are_named_once(kafka, caplog, engine, says):
         "kafka.delivery.timeout.ms": "90000",
     }
     for _ in range(2):
-        plan_write(parse_sink_options(options | {"deliveryGuarantee": "at_least_once"}))
-    assert [r.getMessage() for r in caplog.records if "no effect" in r.getMessage()] == [says]
+        (warn_once if guarantee == "exactly_once" else plan_write)(parse_sink_options(options))
+    says = {
+        False: "these options have no effect: kafka.metadata.max.idle.ms",
+        True: "these options have no effect: kafka.buffer.memory, kafka.linger.ms,"
+        " kafka.metadata.max.idle.ms, kafka.retries; engine=confluent has a use for"
+        " kafka.buffer.memory, kafka.linger.ms, kafka.retries",
+    }
+    columnar = engine != "confluent" and guarantee == "exactly_once"
+    found = [r.getMessage() for r in caplog.records if "no effect" in r.getMessage()]
+    assert found == [says[columnar]]
 
 
 # -- rows that are removed while their transaction is open --

@@ -230,7 +230,9 @@ _WARNED = Kept()
 def warn_once(options: SinkOptions) -> None:
     """Log which options have no effect, once for each query of this process."""
     target, given = options.target, options.given
-    unused = without_use(dict(target.conf)) if target.engine == "columnar" else []
+    # without transactions librdkafka writes, whatever `engine` says
+    columnar = target.engine == "columnar" and target.exactly_once
+    unused = without_use(dict(target.conf)) if columnar else []
     givers = dict(given.givers)
     rows_only = sorted(givers[name] for name in unused)
     query = target, given, options.query.checkpoint
