@@ -71,11 +71,12 @@ def _masked_option(option: re.Match) -> str:
     return f"{sign}{name}=***" if _SECRETS.search(unquote(name)) else option[0]
 
 
-def absolute_place(place: str) -> str:
+def absolute_place(place: str | os.PathLike) -> str:
     """A relative path counts from the working directory, as it does for Spark and in a shell;
     anything else is as it is.
     """
-    return place if ":" in place else os.path.abspath(place)
+    place = os.fspath(place)
+    return place if _split(place)[0] or not place else os.path.abspath(place)
 
 # %% ../../nbs/backends/01_places.ipynb #c008
 _DATABASE = (
@@ -231,8 +232,8 @@ def _check_path(place: str, path: str) -> None:
             f"{_shown(place)}: a relative path",
             action=f"Write all of it, from the / on. {_KINDS}",
             why=(
-                "On another machine or in another working directory it is another folder, and no"
-                " decision is found there."
+                "On another machine or in another working directory it is another folder, and"
+                " nothing is found there."
             ),
         )
 

@@ -22,10 +22,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 # %% ../../nbs/stores/14_data_files.ipynb #t005
-from ..backends.local_files import sync
 from ..backends.storage import Storage
 from ..protocol.errors import BadRow
-from .object_store import is_on_disk
+from .object_store import is_on_disk, sync_on_disk
 
 # %% ../../nbs/stores/14_data_files.ipynb #t007
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -338,16 +337,23 @@ class TransactionFiles:
     folder: str
     note: str
 
-    def put(self, local: str, listed: FileList) -> None:
-        """Put files of a local folder, and then their list."""
-        for file in listed.files:
-            self.storage.upload(f"{local}/{file.path}", f"{self.folder}/{file.path}")
-        self.storage.write(self.note, json.dumps(asdict(listed)).encode())
-        if is_on_disk(self.storage):  # an object store answers when it has the object
-            paths = [f"{self.folder}/{file.path}" for file in listed.files]
-            folders = (self.folder, os.path.dirname(self.folder))
-            for path in (*paths, *folders, self.note, os.path.dirname(self.note)):
-                sync(path)
+    def put(self, local: str, listed: FileList) -> bool:
+        """Put files of a local folder, and then their list. False: an abort has removed some
+        meanwhile, and none is left.
+        """
+        with suppress(FileNotFoundError):
+            for file in listed.files:
+                self.storage.upload(f"{local}/{file.path}", f"{self.folder}/{file.path}")
+            self.storage.write(self.note, json.dumps(asdict(listed)).encode())
+            paths = (
+                *(f"{self.folder}/{file.path}" for file in listed.files),
+                self.folder,
+                self.note,
+            )
+            sync_on_disk(self.storage, *paths, *map(os.path.dirname, paths[-2:]))
+            return True
+        self.remove()
+        return False
 
     def below(self, f: DataFile) -> str:
         """The path of a file below the location of the table."""

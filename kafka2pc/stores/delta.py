@@ -18,8 +18,10 @@ from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
 # %% ../../nbs/stores/16_delta.ipynb #t005
+from ..backends.places import absolute_place, masked
 from ..protocol.messages import Committable
 from .data_files import DataFile, Layout, PartitionKey
+from .object_store import check_url
 from .table import Conflict, TableParticipant, newest, no_table
 
 # %% ../../nbs/stores/16_delta.ipynb #54e5257e
@@ -139,10 +141,11 @@ _ROWS = "kafka2pc"  # the folder of our files in the table
 
 
 class DeltaParticipant(TableParticipant):
-    """A Delta Lake table. `url`: `s3://…`, `gs://…`, `abfss://…`, `file://…` or a path; the table
-    must exist. `columns`: those of the rows that it takes (empty: all). `storage_options`: of the
-    library deltalake; they go with the participant to the tasks. The files are written by fsspec,
-    which finds its settings in the environment: what both need belongs there. Rows are appended.
+    """A Delta Lake table. `url`: `s3://…`, `gs://…`, `abfss://…`, `file://…` or a path (a relative
+    one counts from the working directory of this process); the table must exist. `columns`: those
+    of the rows that it takes (empty: all). `storage_options`: of the library deltalake; they go
+    with the participant to the tasks. The files are written by fsspec, which finds its settings in
+    the environment: what both need belongs there. Rows are appended.
 
     Raises `BadOption` (no table), `StoreUnreachable`. Columns and features that it cannot write are
     refused by `check_columns` and `begin`; what is decided can be ended whatever the table has.
@@ -157,11 +160,13 @@ class DeltaParticipant(TableParticipant):
         prefix: str = "kafka2pc",
         name: str = "delta",
     ) -> None:
-        self.url = url.rstrip("/")
+        self.url = absolute_place(url).rstrip("/")
         self.storage_options = dict(storage_options or {})
+        self.name, self.where = name, masked(self.url)
+        check_url(self.url)
+        newest(self)
         # as the library reads it, `%20` is a space
         super().__init__(unquote(self.url), _ROWS, columns, prefix, name)
-        newest(self)
 
     def load(self) -> DeltaTable:
         try:

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['FORMATS', 'Paths', 'state_in', 'create_open', 'make_ready', 'publish', 'remove_undecided', 'marks_in', 'own_marks',
-           'remove_marks', 'check_file_options', 'FileStore', 'in_each_format', 'new_transaction', 'OpenFile',
-           'FileParticipant', 'find_file', 'FileTransaction']
+           'remove_marks', 'local_folder', 'check_file_options', 'FileStore', 'in_each_format', 'new_transaction',
+           'OpenFile', 'FileParticipant', 'find_file', 'FileTransaction']
 
 # %% ../../nbs/stores/02_file.ipynb #c002
 import base64
@@ -24,7 +24,8 @@ import pyarrow.parquet as pq
 from pyarrow import RecordBatch
 
 # %% ../../nbs/stores/02_file.ipynb #c004
-from ..backends.local_files import sync
+from ..backends.local_files import names_in, sync
+from ..backends.places import masked
 from ..protocol.clock import CLOCK
 from ..protocol.errors import BadOption, StoreUnreachable
 from ..protocol.messages import Committable, Plan
@@ -39,6 +40,7 @@ from kafka2pc.stores.parts import (
     aborted_error,
     key,
     read_id,
+    with_disk,
     write_id,
 )
 
@@ -178,15 +180,9 @@ def _age_s(path: str) -> float:
     return CLOCK.now_ms() / 1000 - os.stat(path).st_mtime
 
 
-def _names_in(folder: str) -> list[str]:
-    with suppress(FileNotFoundError):
-        return os.listdir(folder)
-    return []
-
-
 def marks_in(folder: str) -> list[str]:
     """The marks of published files."""
-    return [n for n in _names_in(folder) if n.endswith(".done")]
+    return [n for n in names_in(folder, "participant") if n.endswith(".done")]
 
 
 def own_marks(folder: str, names: StoreNames, query_id: str) -> dict[str, int]:
@@ -209,6 +205,19 @@ def remove_marks(folder: str, names: StoreNames, query_id: str) -> None:
                 os.unlink(path)
 
 # %% ../../nbs/stores/02_file.ipynb #afda4c89
+def local_folder(place: str | os.PathLike) -> str:
+    """Its absolute path. Raises `BadOption` for a URL, whose rows would go into a folder of that
+    name.
+    """
+    if re.match("[A-Za-z][A-Za-z0-9+.-]+:", os.fspath(place)):
+        raise BadOption(
+            f"folder {masked(os.fspath(place))}: it is a URL",
+            why="This participant renames files in a folder of this machine.",
+            action="Name the folder (/x). ObjectParticipant takes a URL.",
+        )
+    return os.path.abspath(place)
+
+
 def check_file_options(format: str, prefix: str) -> None:
     """Raises `BadOption` for an unknown format, and for a prefix that cannot begin the name of a
     file.
@@ -319,17 +328,20 @@ class OpenFile(TransactionBase):
     def _prepare(self) -> None:
         raise NotImplementedError
 
+    @with_disk
     def write(self, batch: RecordBatch) -> None:
-        """Raises `IllegalStep` after `precommit`."""
+        """Raises `PrecommitFailed`, and `IllegalStep` after `precommit`."""
         self.step("write")
         self.writer.write(self.store.choose(batch))
         self.rows += len(batch)
 
+    @with_disk
     def flush(self) -> None:
         self.file.flush()
 
+    @with_disk
     def precommit(self) -> Committable:
-        """Raises `PrecommitFailed` if another process has aborted the transaction."""
+        """Raises `PrecommitFailed`, also if another process has aborted the transaction."""
         self.writer.close()
         self.file.flush()
         self._prepare()
@@ -342,10 +354,11 @@ _GONE = None, TxnState.ABORTED
 
 
 class FileParticipant(FileStore):
-    """Files `ID.BATCH.FORMAT` in a local folder, one for each task that gets rows. `format`:
-    parquet or json (lines). `columns`: those of the rows that it takes (empty: all). `prefix`: of
-    the names. The name of a file is its state, and each step is one rename. Raises `BadOption`;
-    `begin`, `store_id` and `describe` raise `StoreUnreachable`.
+    """Files `ID.BATCH.FORMAT` in a local folder (a relative path counts from the working directory
+    of this process), one for each task that gets rows. `format`: parquet or json (lines).
+    `columns`: those of the rows that it takes (empty: all). `prefix`: of the names. The name of a
+    file is its state, and each step is one rename. Raises `BadOption`; methods raise
+    `StoreUnreachable` and, where rows are written, `PrecommitFailed`.
     """
 
     def __init__(
@@ -357,8 +370,9 @@ class FileParticipant(FileStore):
         prefix: str = "kafka2pc",
         name: str = "file",
     ) -> None:
-        super().__init__(os.path.abspath(folder), format, columns, prefix, name)
+        super().__init__(local_folder(folder), format, columns, prefix, name)
 
+    @with_disk
     def begin(self, plan: Plan) -> "FileTransaction":
         """Open a hidden file, under a name that no other process has used for this batch."""
         here = self.store_id()
@@ -426,10 +440,10 @@ class FileParticipant(FileStore):
         return f"{self.where}/.kafka2pc"
 
     def open_names(self) -> list[str]:
-        return [n for n in _names_in(self._hidden) if not n.endswith(".done")]
+        return [n for n in names_in(self._hidden, self.name) if not n.endswith(".done")]
 
     def ended_names(self) -> list[str]:
-        return marks_in(self._hidden) + _names_in(self.where)
+        return marks_in(self._hidden) + names_in(self.where, self.name)
 
     def path(self, c: Committable, state: str = "") -> str:
         """The path of the file of `c` while it is `open`, `ready` or `decided`, and of its mark

@@ -175,11 +175,12 @@ def add_snapshot(
 # %% ../../nbs/stores/17_iceberg.ipynb #00daf259
 class IcebergParticipant(TableParticipant):
     """An Apache Iceberg table of format version 1 or 2. `table`: its name in the catalog, such as
-    `db.flights`; it must exist. `catalog`: the properties of the catalog as pyiceberg has them
-    (`type`: rest, glue, sql, hive; `uri`; ...); empty: those of the file `.pyiceberg.yaml`, under
-    `catalog_name`. They go with the participant to the tasks. The files are written by fsspec,
-    which finds its settings in the environment. `columns`: those of the rows that it takes (empty:
-    all). Rows are appended.
+    `db.flights`; it must exist, and not at a relative path.
+
+    `catalog`: the properties of the catalog as pyiceberg has them (`type`: rest, glue, sql, hive;
+    `uri`; ...); empty: those of the file `.pyiceberg.yaml`, under `catalog_name`. They go with the
+    participant to the tasks. The files are written by fsspec, which finds its settings in the
+    environment. `columns`: those of the rows that it takes (empty: all). Rows are appended.
 
     Raises `BadOption` (no table), `StoreUnreachable`. Columns and a version that it cannot write
     are refused by `check_columns` and `begin`; what is decided can be ended whatever the table has.

@@ -56,7 +56,7 @@ from kafka2pc.stores.object_store import (
     find_objects,
     is_listed,
 )
-from .parts import aborted_error, key, no_id
+from .parts import aborted_error, key, no_id, with_disk
 
 # %% ../../nbs/stores/15_table.ipynb #d3c8f768
 class TableParticipant(TableColumns, MarkedStore, ABC):
@@ -241,7 +241,7 @@ class TableTransaction(TransactionBase):
         self.store, self.c, self.label = store, c, c.transactional_id
         self.layout = layout
         self.rows = 0
-        self.local = tempfile.TemporaryDirectory(prefix="kafka2pc-table-")
+        self.local = tempfile.TemporaryDirectory(prefix="kafka2pc-", ignore_cleanup_errors=True)
         self.writer = PartWriter(self.local.name, layout)
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
@@ -250,9 +250,10 @@ class TableTransaction(TransactionBase):
         self.local.cleanup()
         super().__exit__(kind)
 
+    @with_disk
     def write(self, batch: pa.RecordBatch) -> None:
-        """Raises `BadOption` if the columns are not those of the table, `BadRow`, and `IllegalStep`
-        after `precommit`.
+        """Raises `BadOption` if the columns are not those of the table, `BadRow`, `PrecommitFailed`
+        if the local disk refuses, and `IllegalStep` after `precommit`.
         """
         self.step("write")
         chosen = self.store.choose(batch)
@@ -265,14 +266,13 @@ class TableTransaction(TransactionBase):
     def flush(self) -> None:
         """Does nothing: files are put by `precommit`."""
 
+    @with_disk
     def precommit(self) -> Committable:
-        """Raises `PrecommitFailed` if another process has aborted the transaction, `BadRow` for a
-        year after 9999.
-        """
+        """Raises `PrecommitFailed` (also if it was aborted), `BadRow` for a year after 9999."""
         with rows_that_fit(self.store):
             files = self.writer.close()
-        self.store.files(self.c).put(self.local.name, list_files(files, self.layout))
-        if self.store.outcome(self.c) or not is_open(self.store, self.c):
+        whole = self.store.files(self.c).put(self.local.name, list_files(files, self.layout))
+        if not whole or self.store.outcome(self.c) or not is_open(self.store, self.c):
             self.store.abort(self.c)
             raise aborted_error(f"{self.label} was aborted")
         self.step("precommit")

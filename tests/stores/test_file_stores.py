@@ -6,16 +6,23 @@ import os
 import pickle
 import re
 import uuid
+from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
+from disk_suite import (
+    a_disk_that_refuses_any_step_is_an_error_of_ours,
+    an_abort_before_any_step_of_a_precommit_is_an_ordinary_error,
+)
 from participant_suite import DONE, REFUSED, UNKNOWN, At, a_plan, precommit_rows, rows
 
 from kafka2pc.backends.local_files import NoHardLinks
 from kafka2pc.backends.storage import Storage
+from kafka2pc.decision_logs.objects import ObjectLog
 from kafka2pc.protocol.driver import Driver
 from kafka2pc.protocol.errors import (
+    BadOption,
     LostTransaction,
     PrecommitFailed,
     Refused,
@@ -31,6 +38,7 @@ from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.protocol.phases.restore import restore
 from kafka2pc.protocol.states import TxnState
 from kafka2pc.stores import file, object_store, parts
+from kafka2pc.stores.delta import DeltaParticipant
 from kafka2pc.stores.file import FileParticipant
 from kafka2pc.stores.object_store import ObjectParticipant
 
@@ -230,6 +238,53 @@ def test_an_id_that_cannot_be_read_is_an_error_with_a_way_out(query, bucket):
         pytest.raises(StoreUnreachable, match="Read-only file system"),
     ):
         FileParticipant(query.store.where).store_id()
+
+
+# -- paths, and a disk that is in the way --
+
+
+def test_a_relative_path_counts_from_where_the_participant_is_made(tmp_path, monkeypatch):
+    """A task may have another working directory."""
+    monkeypatch.chdir(tmp_path)
+    stores = [kind(place) for kind in KINDS for place in ("out/x", Path("out/x"))]
+    assert {store.where for store in stores} == {f"{tmp_path}/out/x"}
+
+
+@pytest.mark.parametrize("place", ["nope://x", "file:out", "file://out/x", "kafka:t", "dbfs:/x"])
+@pytest.mark.parametrize("kind", [FileParticipant, ObjectParticipant, DeltaParticipant, ObjectLog])
+def test_a_place_that_cannot_be_used_is_refused_by_name(kind, place, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BadOption, match=re.escape(place)):
+        kind(place)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_made_or_listed_is_an_error_of_ours(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreUnreachable, match="NotADirectoryError"):
+        ObjectParticipant(f"{tmp_path}/file/x")
+    with (
+        patch("os.listdir", side_effect=OSError(116, "Stale file handle")),
+        pytest.raises(StoreUnreachable, match="Stale file handle"),
+    ):
+        FileParticipant(tmp_path).in_doubt("q")
+
+
+KINDS = {
+    FileParticipant: lambda store, c: [p for p in store.paths(c).values() if os.path.exists(p)],
+    ObjectParticipant: lambda store, c: store.names_of("data"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_abort_in_the_middle_of_a_precommit_leaves_nothing(kind, tmp_path):
+    make = partial(kind, tmp_path / "out")
+    an_abort_before_any_step_of_a_precommit_is_an_ordinary_error(make, KINDS[kind])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_disk_that_refuses_is_named(kind, tmp_path):
+    a_disk_that_refuses_any_step_is_an_error_of_ours(partial(kind, tmp_path / "out"))
 
 
 # -- the format --

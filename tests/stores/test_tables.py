@@ -8,12 +8,17 @@ from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from itertools import combinations, count
+from pathlib import Path
 from unittest.mock import patch
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, TableFeatures, write_deltalake
+from disk_suite import (
+    a_disk_that_refuses_any_step_is_an_error_of_ours,
+    an_abort_before_any_step_of_a_precommit_is_an_ordinary_error,
+)
 from driver_steps import decide_only, orders_driver
 from driver_steps import write as write_batch
 from participant_suite import (
@@ -39,8 +44,15 @@ from pyiceberg.types import (
 )
 from table_stores import TABLES, TEXTS, Delta, Iceberg
 
+from kafka2pc.backends.storage import Storage
 from kafka2pc.protocol.clock import CLOCK
-from kafka2pc.protocol.errors import BadOption, BadRow, LostTransaction, UnfinishedBatch
+from kafka2pc.protocol.errors import (
+    BadOption,
+    BadRow,
+    LostTransaction,
+    PrecommitFailed,
+    UnfinishedBatch,
+)
 from kafka2pc.protocol.phases.restore import restore
 from kafka2pc.protocol.states import TxnState
 from kafka2pc.stores import object_store, table
@@ -248,6 +260,30 @@ def test_a_decided_batch_of_which_all_objects_are_removed_is_lost_by_name(one, p
     with pytest.raises(LostTransaction, match="batch 1 of query"):
         restore(restarted, 1 + passed)
     assert one.texts() == ["a"]
+
+
+def data_of(store, c):
+    return store.storage.names(store.files(c).folder)
+
+
+def test_an_abort_in_the_middle_of_a_precommit_leaves_nothing(one):
+    an_abort_before_any_step_of_a_precommit_is_an_ordinary_error(one.store, data_of)
+    assert one.texts() == []
+
+
+def test_what_an_object_store_has_no_more_is_an_aborted_transaction(one):
+    """It answers 404 for a part of an upload that was aborted."""
+    store = one.store()
+    with store.begin(a_plan()) as txn:
+        txn.write(rows(["a"]))
+        with patch.object(Storage, "upload", side_effect=FileNotFoundError("no such upload")):
+            with pytest.raises(PrecommitFailed, match="was aborted"):
+                txn.precommit()
+    assert (data_of(store, txn.c), store.commit(txn.c)) == ([], REFUSED)
+
+
+def test_a_disk_that_refuses_is_named(one):
+    a_disk_that_refuses_any_step_is_an_error_of_ours(one.store)
 
 
 # -- other writers --
@@ -983,6 +1019,31 @@ def test_a_delta_table_that_cannot_be_written_is_refused_by_name(tmp_path, setti
     set_anyhow(one, settings)
     with pytest.raises(BadOption, match=says):
         one.store().check_columns(["value"])
+
+
+def test_a_relative_path_counts_from_where_the_participant_is_made(tmp_path, monkeypatch):
+    """As for deltalake; a task may have another working directory."""
+    there = Delta(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    store, same = DeltaParticipant("table"), DeltaParticipant(Path("table"))
+    monkeypatch.chdir("/")
+    assert store.store_id() == same.store_id() == there.store().store_id()
+    assert store.commit(write(same, a_plan(), "a")) is DONE and there.texts() == ["a"]
+
+
+def test_a_table_at_a_relative_path_of_its_catalog_is_refused(tmp_path, monkeypatch):
+    """Its metadata name the files so, and a process elsewhere does not find them."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Iceberg, "warehouse", "warehouse")
+    table = Iceberg(tmp_path)
+    with pytest.raises(BadOption, match="participant=warehouse/db.*: a relative path"):
+        table.store()
+
+
+def test_nothing_is_written_where_no_table_is(tmp_path):
+    with pytest.raises(BadOption, match="there is no table"):
+        DeltaParticipant(f"{tmp_path}/none")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_length_is_refused_by_name(tmp_path):

@@ -80,12 +80,14 @@ class Delta(OneTable):
 
 
 class Iceberg(OneTable):
+    warehouse = ""  # another place than in the folder
+
     @property
     def catalog(self):
         return {
             "type": "sql",
             "uri": f"sqlite:///{self.folder}/catalog.db",
-            "warehouse": f"file://{self.folder}/warehouse",
+            "warehouse": self.warehouse or f"file://{self.folder}/warehouse",
         }
 
     def create(self, **settings):
