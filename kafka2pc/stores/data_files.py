@@ -338,19 +338,14 @@ class TransactionFiles:
     note: str
 
     def put(self, local: str, listed: FileList) -> bool:
-        """Put files of a local folder, and then their list. False: an abort has removed some
-        meanwhile, and none is left.
-        """
+        """Put local files, and then their list. False: an abort came meanwhile, and none is left."""
+        files = {f.path: f"{self.folder}/{f.path}" for f in listed.files}
         with suppress(FileNotFoundError):
-            for file in listed.files:
-                self.storage.upload(f"{local}/{file.path}", f"{self.folder}/{file.path}")
+            for path, target in files.items():
+                self.storage.upload(f"{local}/{path}", target)
             self.storage.write(self.note, json.dumps(asdict(listed)).encode())
-            paths = (
-                *(f"{self.folder}/{file.path}" for file in listed.files),
-                self.folder,
-                self.note,
-            )
-            sync_on_disk(self.storage, *paths, *map(os.path.dirname, paths[-2:]))
+            folders = map(os.path.dirname, (self.folder, self.note))
+            sync_on_disk(self.storage, *files.values(), self.folder, self.note, *folders)
             return True
         self.remove()
         return False
