@@ -16,6 +16,9 @@ class DefaultSource(DataSource):
         return "kafka2pc"
 
     def __new__(cls, options):
+        from kafka2pc.protocol.libraries import OWN, need
+
+        need(*OWN)
         from kafka2pc.spark.datasource import Kafka2pc
 
         return Kafka2pc(options)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from kafka2pc.protocol.libraries import OWN, need
+
 if TYPE_CHECKING:
     import os
     from typing import Iterable, Mapping
@@ -58,6 +60,7 @@ def register(spark: SparkSession) -> None:
     after the session had looked for formats. The class is `kafka2pc.spark.datasource.Kafka2pc`. It
     needs PySpark.
     """
+    need(*OWN)
     from kafka2pc.spark.datasource import register as register_formats
 
     register_formats(spark)
@@ -75,6 +78,7 @@ def exactly_once(
     every output mode: `df.writeStream.foreachBatch(kafka2pc.exactly_once({...}))`. Arguments and
     errors are those of `kafka2pc.spark.foreach_batch.exactly_once`.
     """
+    need(*OWN)
     from kafka2pc.spark.foreach_batch import exactly_once as make
 
     return make(

@@ -28,10 +28,11 @@ from tenacity import (
 
 # %% ../../nbs/backends/02_storage.ipynb #c005
 from .file_systems import open_file_system, send_once, write_limit
-from .places import check_place, masked
+from .places import DRIVERS, check_place, masked
 from ..protocol.clock import CLOCK, Clock
 from ..protocol.errors import BadOption, BrokerUnreachable, StoreUnreachable, TwoPhaseError
 from ..protocol.kept import Kept
+from ..protocol.libraries import need
 
 # %% ../../nbs/backends/02_storage.ipynb #c008
 class Answer(Enum):
@@ -223,6 +224,8 @@ def check_file_system(url: str, what: str, instead: str = _INSTEAD) -> None:
     from fsspec.asyn import AsyncFileSystem
 
     scheme, colon, _ = url.partition(":")
+    if scheme in DRIVERS:
+        need(DRIVERS[scheme])
     driver = get_filesystem_class(scheme if colon else "file")
     write = getattr(driver, "_pipe_file" if issubclass(driver, AsyncFileSystem) else "pipe_file")
     # An asynchronous driver has no other.

@@ -34,11 +34,7 @@ def open_folder_log(place: str) -> NamedLog:
 
 # %% ../../nbs/decision_logs/04_opening.ipynb #c009
 _LOG = logging.getLogger("kafka2pc")
-_MISSING = "No such kind of place, or its Python package is not installed."
-_KINDS = (
-    "A folder, an fsspec URL, kafka:TOPIC or postgresql://user@host/database (pip install"
-    " kafka2pc[postgres])."
-)
+_KINDS = "A folder, an fsspec URL, kafka:TOPIC or postgresql://user@host/database."
 
 
 def open_log(
@@ -61,9 +57,11 @@ def open_log(
             return _open_table(place, name, make)
         # in an object store log//x is not log/x
         return open_folder_log(f"{re.sub('(?<=[^/:])/+$', '', place)}/{name}")
-    except (ValueError, ImportError) as e:
+    except ValueError as e:
         raise BadOption(
-            f"decisionLog={place.partition(':')[0]}:...: {e}", why=_MISSING, action=_KINDS
+            f"decisionLog={place.partition(':')[0]}:...: {e}",
+            why="No such kind of place.",
+            action=_KINDS,
         ) from None
 
 # %% ../../nbs/decision_logs/04_opening.ipynb #ca7d0bd9

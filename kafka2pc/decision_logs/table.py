@@ -11,6 +11,11 @@ import copy
 from contextlib import contextmanager
 from typing import Any, Callable, Iterator, Sequence
 
+# %% ../../nbs/decision_logs/03_table.ipynb #98f2f000
+from ..protocol.libraries import need
+
+need("psycopg")
+
 # %% ../../nbs/decision_logs/03_table.ipynb #c003
 import psycopg
 from psycopg import sql

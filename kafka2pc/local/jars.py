@@ -23,6 +23,7 @@ from typing import Callable, Iterable, Iterator
 
 # %% ../../nbs/local/01_jars.ipynb #c003
 from ..protocol.errors import TwoPhaseError
+from ..protocol.libraries import LIBRARIES, install_line
 
 # %% ../../nbs/local/01_jars.ipynb #c006
 _NOT_STARTED = "No. No broker was started."
@@ -108,7 +109,7 @@ def ivy_jar() -> Path:
                 "The jars are fetched with the Ivy that PySpark ships; no PySpark with jars is"
                 " here."
             ),
-            action="pip install 'kafka2pc[local]' (or pyspark), and start again.",
+            action=install_line("local", LIBRARIES["pyspark"][1]),
         )
     return jars[-1]
 

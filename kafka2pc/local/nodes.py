@@ -22,6 +22,7 @@ from typing import Callable, Iterable
 # %% ../../nbs/local/03_nodes.ipynb #c003
 from .jars import fetch_kafka, find_java, version_numbers
 from ..protocol.errors import TwoPhaseError
+from ..protocol.libraries import need
 
 # %% ../../nbs/local/03_nodes.ipynb #c006
 class BrokerFailed(TwoPhaseError):
@@ -109,7 +110,10 @@ def _node_settings(node: int, ports: list[tuple[int, int]], folder: Path, scheme
 
 # %% ../../nbs/local/03_nodes.ipynb #c013
 def scheme_of(secure: bool, tls: bool) -> str:
-    """Kafka's name of a security protocol."""
+    """Kafka's name of a security protocol. Raises `MissingLibrary` if the package for certificates
+    is missing.
+    """
+    need(*["cryptography"] * tls)
     transport = "SSL" if tls else "PLAINTEXT"
     return f"SASL_{transport}" if secure else transport
 

@@ -25,6 +25,7 @@ from urllib.parse import parse_qsl, unquote_plus
 # %% ../../nbs/local/11_oidc.ipynb #c003
 from .certificates import Certificates, make_certificates
 from .nodes import PASSWORD_MECHANISMS, free_ports, jaas_setting
+from ..protocol.libraries import need
 
 # %% ../../nbs/local/11_oidc.ipynb #c006
 def _client_and_secret(authorization: str, form: dict[str, str]) -> tuple[str, str]:
@@ -45,6 +46,7 @@ class SigningKey:
     """A private key, which never leaves this object."""
 
     def __init__(self) -> None:
+        need("joserfc")
         from joserfc.jwk import RSAKey
 
         self._key = RSAKey.generate_key(2048, {"use": "sig", "alg": "RS256"}, auto_kid=True)

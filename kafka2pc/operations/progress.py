@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 # %% ../../nbs/operations/05_progress.ipynb #c003
 from .query import Query, open_query
 from ..protocol.clock import CLOCK
+from ..protocol.libraries import need
 from ..protocol.log.decisions import Decision
 from ..protocol.log.questions import commit_of, later_batch
 from ..protocol.messages import Committable, rows_once
@@ -120,8 +121,9 @@ def progress(
     last: int = 20,
 ) -> "DataFrame":
     """The `last` batches of a query as a pandas.DataFrame: one row each, columns as in `Progress`.
-    Arguments and errors are those of `open_query`.
+    Arguments and errors are those of `open_query`; and `MissingLibrary` without pandas.
     """
+    need("pandas")
     import pandas as pd
 
     query = open_query(place, decision_log, conf=conf, prefix=prefix)

@@ -16,6 +16,7 @@ from pyspark.sql.types import StructType
 
 # %% ../../nbs/spark/02_datasource.ipynb #c004
 from ..protocol.errors import BadOption
+from .arguments import check_libraries
 from kafka2pc.spark.interfaces import (
     DataSource,
     SupportsTriggerAvailableNow,
@@ -109,6 +110,7 @@ class Kafka2pc(DataSource):
     def __init__(self, options: MutableMapping[str, str]) -> None:
         freeze_worker()
         check_interfaces()
+        check_libraries("pyarrow")
         super().__init__(options)
         self.planning = True
 
@@ -158,9 +160,10 @@ def register(spark: SparkSession) -> None:
     """Make `format("kafka2pc")` known to a Spark session (classic or Connect), for writing and
     reading. A thread of your own calls it, too, before it writes. It does not help if Spark asks a
     Python without kafka2pc: set PYSPARK_PYTHON. Raises `BadOption` if the installed PySpark lacks
-    what the format needs: it needs Spark 4.1.
+    what the format needs: it needs Spark 4.1; and `MissingLibrary` without its PyArrow.
     """
     check_interfaces()
+    check_libraries("pyarrow")
     spark.dataSource.register(Kafka2pc)
     _make_active(spark)
 

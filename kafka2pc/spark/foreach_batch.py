@@ -54,6 +54,7 @@ from ..protocol.policies import Stopped, check_stopped, stop_when
 from kafka2pc.spark.arguments import (
     check_arguments,
     check_key,
+    check_libraries,
     check_options,
     check_stores,
     split_log,
@@ -549,8 +550,10 @@ def exactly_once(
     uses the name. If your function makes several such calls, each needs a name of its own.
     `in_order`: commit in one store after the other, and stop at the first unclear answer.
 
-    Raises `BadOption` for options and arguments that cannot work together.
+    Raises `BadOption` for options and arguments that cannot work together, and `MissingLibrary` for
+    a library that this Python lacks.
     """
+    check_libraries("pandas", "pyarrow")
     stores = check_arguments(participants, name, checkpoint)
     texts, log = split_log(options or {})
     checked = parse_sink_options(texts, kafka=False)

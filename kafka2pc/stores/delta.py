@@ -11,6 +11,11 @@ import re
 from typing import Iterable, Iterator, Mapping, Sequence
 from urllib.parse import unquote
 
+# %% ../../nbs/stores/16_delta.ipynb #cfdfcb92
+from ..protocol.libraries import need
+
+need("deltalake")
+
 # %% ../../nbs/stores/16_delta.ipynb #t004
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction

@@ -9,6 +9,11 @@ __all__ = ['barred', 'unsupported', 'iceberg_layout', 'file_entry', 'still_open'
 import json
 from typing import Any, Iterable, Iterator, Mapping, Sequence
 
+# %% ../../nbs/stores/17_iceberg.ipynb #231ec838
+from ..protocol.libraries import need
+
+need("pyiceberg")
+
 # %% ../../nbs/stores/17_iceberg.ipynb #t004
 import pyarrow as pa
 import pyarrow.parquet as pq

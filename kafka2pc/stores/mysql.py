@@ -13,6 +13,11 @@ from functools import partial
 from typing import Any, Iterable, Iterator
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+# %% ../../nbs/stores/06_mysql.ipynb #610b3586
+from ..protocol.libraries import need
+
+need("pymysql")
+
 # %% ../../nbs/stores/06_mysql.ipynb #c003
 import pyarrow as pa
 import pymysql

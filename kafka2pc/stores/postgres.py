@@ -13,6 +13,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Iterable, Iterator
 
+# %% ../../nbs/stores/05_postgres.ipynb #f893c18d
+from ..protocol.libraries import need
+
+need("psycopg")
+
 # %% ../../nbs/stores/05_postgres.ipynb #c003
 import psycopg
 from psycopg import sql

@@ -9,6 +9,11 @@ __all__ = ['is_there', 'has_rows', 'count_rows', 'Decided', 'StagedParticipant',
 import hashlib
 from typing import Any, Callable, Iterable, Protocol
 
+# %% ../../nbs/stores/08_staged.ipynb #920dc805
+from ..protocol.libraries import need
+
+need("psycopg")
+
 # %% ../../nbs/stores/08_staged.ipynb #c003
 import psycopg
 from psycopg import sql

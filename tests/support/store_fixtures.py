@@ -118,7 +118,7 @@ def store(protocol, command, env_of, server_env=None):
 def needs(driver, extra, pattern, server):
     """The file of a server. Skips without it, or without the driver."""
     if importlib.util.find_spec(driver) is None:
-        pytest.skip(f"needs {driver}: pip install kafka2pc[{extra}]")
+        pytest.skip(f"needs {driver}: pip install '.[{extra}]'")
     found = sorted(STORES.glob(pattern))
     if not found:
         pytest.skip(f"needs {server}: make stores")

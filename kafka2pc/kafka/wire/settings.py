@@ -11,6 +11,7 @@ from typing import Mapping
 
 # %% ../../../nbs/kafka/wire/01_settings.ipynb #c003
 from ..login.jaas import read_login_module
+from ..login.tokens import check_provider
 from ..options.java_client import NO_EFFECT, REFUSED
 from ..options.java_options import SINK, java_option, near_names
 from ..options.librdkafka import check_security, check_setting, is_setting
@@ -112,6 +113,7 @@ def read_client(options: Mapping[str, str], side: str, problems: Problems) -> Cl
     for name in given:
         if name not in unknown:
             problems.attempt(reading.take, name)
+    problems.attempt(check_provider, reading.conf)
     return ClientOptions(reading.conf, reading.givers, tuple(sorted(reading.idle)))
 
 

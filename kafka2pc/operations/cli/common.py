@@ -22,11 +22,9 @@ from rich.table import Table
 # %% ../../../nbs/operations/cli/01_common.ipynb #c004
 from ..exit_status import ExitStatus
 from ...protocol.errors import LostTransaction, TwoPhaseError
+from ...protocol.libraries import install_line
 
 # %% ../../../nbs/operations/cli/01_common.ipynb #c007
-_EXTRAS = {"psycopg": "postgres"}  # missing package -> extra, where it is not that of the command
-
-
 @contextmanager
 def plainly(extra: str, as_json: bool = False) -> Iterator[None]:
     """Print an error of this package without its stack trace, and exit with status 1 (4: rows are
@@ -57,8 +55,7 @@ def plainly(extra: str, as_json: bool = False) -> Iterator[None]:
 def _how_to_install(error: ImportError, extra: str) -> str:
     if not error.name:
         return str(error)  # fsspec names no module; its text says what to install
-    extra = _EXTRAS.get(error.name.partition(".")[0], extra)
-    return f"The package {error.name} is missing. Install it: pip install 'kafka2pc[{extra}]'"
+    return f"The package {error.name} is missing: {install_line(extra, error.name)}"
 
 
 def exit_with(

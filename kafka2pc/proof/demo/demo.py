@@ -302,7 +302,7 @@ def demonstrate(
     tell: Callable = lambda *_: None,
 ) -> list[Result]:
     """Run the sinks one after the other on one LocalKafka, killed as `numbers` of the four say.
-    Raises what LocalKafka raises, `NoFlights` and `DemoFailed`.
+    Raises what LocalKafka raises, `MissingLibrary` and `DemoFailed`.
     """
     lines = flights(rows)
     jars = fetch_connector() if "kafka" in sinks else ""

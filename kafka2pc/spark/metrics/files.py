@@ -14,11 +14,11 @@ from typing import Any, Callable, Iterable
 # %% ../../../nbs/spark/metrics/02_files.ipynb #m003
 from ...protocol.errors import BadOption, describe_error
 from ...protocol.kept import Kept
+from ...protocol.libraries import need
 from kafka2pc.spark.metrics.families import (
     Collection,
     Sample,
     add_up,
-    check_client,
     from_text,
 )
 
@@ -38,7 +38,7 @@ def check_folder(folder: str) -> str:
             why="Spark's processes have a working directory of their own.",
             action="Name a folder on the driver's machine by its whole path.",
         )
-    check_client()
+    need("prometheus_client")
     return folder
 
 # %% ../../../nbs/spark/metrics/02_files.ipynb #92305617
