@@ -2,8 +2,10 @@
 installs it from where this package came.
 """
 
+import re
 import sys
 from importlib import import_module
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
@@ -21,6 +23,7 @@ from kafka2pc.spark.datasource import Kafka2pc
 from kafka2pc.spark.foreach_batch import exactly_once
 from kafka2pc.stores.object_store import ObjectParticipant
 
+ROOT = Path(__file__).resolve().parents[1]
 KAFKA = {"kafka.bootstrap.servers": "localhost:1", "topic": "t"}
 TOKENS = KAFKA | {"kafka.security.protocol": "SASL_SSL", "kafka.sasl.mechanism": "OAUTHBEARER"}
 OIDC = TOKENS | {
@@ -107,6 +110,16 @@ def test_the_table_says_what_the_settings_say(module):
     extra, requirement = LIBRARIES[module]
     of_extra = REQUIREMENTS["spark" if extra is None else extra]
     assert requirement in of_extra
+
+
+BARE = re.compile(r"kafka2pc\[[a-z,]+\](?! @|==)|pip install ['\"]?kafka2pc(?![\[/-])")
+
+
+def test_no_text_names_the_bare_package_which_anyone_could_put_on_an_index():
+    texts = [ROOT / "README.md", *ROOT.glob("kafka2pc/**/*.py"), *ROOT.glob("nbs/**/*.ipynb")]
+    assert [
+        f"{path}: {found[0]}" for path in texts if (found := BARE.search(path.read_text()))
+    ] == []
 
 
 def test_a_library_that_is_too_old_for_pyspark_is_named_with_the_oldest_that_fits(monkeypatch):
