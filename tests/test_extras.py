@@ -1,0 +1,42 @@
+"""Each extra alone, in an environment of its own, runs what it promises."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from compat import ROOT, build_wheel, make_environment
+from extras import REQUIREMENTS
+from promises import BESIDE, PROMISES
+
+
+def test_each_extra_of_the_settings_promises_something():
+    assert PROMISES.keys() == REQUIREMENTS.keys()
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    return build_wheel(Path(sys.executable), tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("extra", REQUIREMENTS, ids=lambda extra: extra or "none")
+def test_an_extra_alone_runs_what_it_promises(extra, wheel, tmp_path):
+    python = make_environment(tmp_path / "environment", sys.executable)
+    wanted = [f"{wheel}[{extra}]" if extra else wheel, *["pyspark"] * (extra in BESIDE)]
+    env = os.environ | {
+        "PIP_CONSTRAINT": str(ROOT / "constraints.txt"),
+        "PYSPARK_PYTHON": str(python),
+    }
+    for name in ("PYTHONPATH", "PYSPARK_DRIVER_PYTHON"):
+        env.pop(name, None)
+    for words in (
+        ["-m", "pip", "install", "-q", *wanted],
+        [ROOT / "tests/support/promises.py", extra],
+    ):
+        done = subprocess.run(
+            [python, *words], cwd=tmp_path, env=env, capture_output=True, text=True
+        )
+        assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
