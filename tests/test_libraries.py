@@ -13,6 +13,8 @@ from extras import REQUIREMENTS
 
 import kafka2pc
 import pyspark_kafka2pc
+from kafka2pc.kafka.login.tokens import find_provider
+from kafka2pc.kafka.wire.settings import client_conf
 from kafka2pc.local.broker import LocalKafka
 from kafka2pc.local.flights import flights
 from kafka2pc.local.oidc import LocalOidc
@@ -72,6 +74,7 @@ DOORS = {
     "metrics": ("prometheus_client", lambda: query(decisionLog="/x", metrics="/metrics")),
     "a login by OIDC": ("requests", lambda: query(decisionLog="/x", **OIDC)),
     "a login by IAM": ("aws_msk_iam_sasl_signer", lambda: query(decisionLog="/x", **MSK)),
+    "a token in a task": ("requests", lambda: find_provider(client_conf(OIDC))),
     "objects in S3": ("s3fs", lambda: ObjectParticipant("s3://bucket/x")),
     "objects in GCS": ("gcsfs", lambda: ObjectParticipant("gs://bucket/x")),
     "objects in ADLS": ("adlfs", lambda: ObjectParticipant("abfs://c@a.dfs.core.windows.net/x")),
@@ -122,10 +125,17 @@ def test_no_text_names_the_bare_package_which_anyone_could_put_on_an_index():
     ] == []
 
 
-def test_a_library_that_is_too_old_for_pyspark_is_named_with_the_oldest_that_fits(monkeypatch):
-    import pandas
-
-    monkeypatch.setattr(pandas, "__version__", "1.5.3")
-    with pytest.raises(MissingLibrary, match="pandas is too old for this PySpark") as refused:
-        query()
-    assert "Pandas >= " in refused.value.why and "--upgrade" in refused.value.action
+@pytest.mark.parametrize(
+    ("library", "opened"),
+    [
+        ("pandas", query),
+        ("pyarrow", query),
+        ("pyarrow", lambda: kafka2pc.register(None)),
+        ("pyarrow", lambda: Kafka2pc({})),
+    ],
+)
+def test_a_library_that_is_too_old_for_pyspark_is_named(library, opened, monkeypatch):
+    monkeypatch.setattr(import_module(library), "__version__", "1.0")
+    with pytest.raises(MissingLibrary, match=f"{library} is too old for this PySpark") as refused:
+        opened()
+    assert " >= " in refused.value.why and "--upgrade" in refused.value.action

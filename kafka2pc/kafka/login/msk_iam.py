@@ -16,7 +16,6 @@ from typing import Callable, Mapping
 from .oidc import NoTokenNow
 from ..options.librdkafka import TOKEN_CONFIG
 from ...protocol.errors import BadOption, NotAuthorized
-from ...protocol.libraries import need
 
 # %% ../../../nbs/kafka/login/04_msk_iam.ipynb #c006
 _KNOWN = ("region", "awsProfileName", "awsRoleArn", "awsRoleSessionName")
@@ -108,7 +107,6 @@ def msk_iam_tokens(conf: Mapping) -> Callable[[], tuple[str, float]]:
     that is not known, and for a package that is missing.
     """
     region_of(conf)
-    need("aws_msk_iam_sasl_signer")
 
     def ask() -> tuple[str, float]:
         signing = _SIGNING.set(True)

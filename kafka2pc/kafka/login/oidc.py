@@ -25,7 +25,6 @@ from kafka2pc.kafka.options.librdkafka import (
 )
 from ...protocol.clock import CLOCK
 from ...protocol.errors import BadOption, NotAuthorized
-from ...protocol.libraries import need
 
 # %% ../../../nbs/kafka/login/03_oidc.ipynb #c006
 def claims_of(token: str) -> dict[str, Any]:
@@ -155,7 +154,6 @@ def oidc_tokens(conf: Mapping) -> Callable[[], tuple[str, float]]:
     if missing:
         raise BadOption(f"tokens by OIDC need {', '.join(missing)}")
     _check_authority(conf.get(HTTPS_CA))
-    need("requests")
 
     def ask() -> tuple[str, float]:
         asked_s = CLOCK.now_ms() / 1000

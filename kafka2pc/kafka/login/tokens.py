@@ -45,8 +45,9 @@ def check_provider(conf: Mapping) -> None:
 
 def find_provider(conf: Mapping) -> Callable[[], tuple]:
     """The function that gives tokens. It returns a token, and its end in seconds since 1970.
-    Raises `BadOption` if it cannot be imported, or if one of its settings is missing.
+    Raises `BadOption` if it cannot be imported, or if one of its settings or libraries is missing.
     """
+    check_provider(conf)
     named = provider_name(conf)
     if named in _READY:
         return _READY[named](conf)
