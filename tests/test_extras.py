@@ -21,11 +21,20 @@ def wheel(tmp_path_factory):
     return build_wheel(Path(sys.executable), tmp_path_factory.mktemp("wheel"))
 
 
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory):
+    """An environment with pip alone. A copy of it is made sooner than another one."""
+    folder = tmp_path_factory.mktemp("empty")
+    make_environment(folder, sys.executable)
+    return folder
+
+
 @pytest.fixture
-def python(tmp_path):
+def python(empty, tmp_path):
     """Of an environment that is removed: with PySpark it has 800 MB."""
-    yield make_environment(tmp_path / "environment", sys.executable)
-    shutil.rmtree(tmp_path / "environment")
+    folder = shutil.copytree(empty, tmp_path / "environment", symlinks=True)
+    yield folder / "bin" / "python"
+    shutil.rmtree(folder)
 
 
 @pytest.mark.nightly

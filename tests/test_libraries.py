@@ -120,9 +120,8 @@ BARE = re.compile(r"kafka2pc\[[a-z,]+\](?! @|==)|pip install ['\"]?kafka2pc(?![\
 
 def test_no_text_names_the_bare_package_which_anyone_could_put_on_an_index():
     texts = [ROOT / "README.md", *ROOT.glob("kafka2pc/**/*.py"), *ROOT.glob("nbs/**/*.ipynb")]
-    assert [
-        f"{path}: {found[0]}" for path in texts if (found := BARE.search(path.read_text()))
-    ] == []
+    found = {path: BARE.findall(path.read_text()) for path in texts}
+    assert {path: words for path, words in found.items() if words} == {}
 
 
 @pytest.mark.parametrize(
