@@ -338,7 +338,7 @@ class TransactionFiles:
     note: str
 
     def put(self, local: str, listed: FileList) -> bool:
-        """Put local files, and then their list. False: an abort came meanwhile, and none is left."""
+        """Put local files, then their list. False: an abort came meanwhile, and none is left."""
         files = {f.path: f"{self.folder}/{f.path}" for f in listed.files}
         with suppress(FileNotFoundError):
             for path, target in files.items():

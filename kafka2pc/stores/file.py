@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['FORMATS', 'Paths', 'state_in', 'create_open', 'make_ready', 'publish', 'remove_undecided', 'marks_in', 'own_marks',
-           'remove_marks', 'local_folder', 'check_file_options', 'FileStore', 'in_each_format', 'new_transaction',
-           'OpenFile', 'FileParticipant', 'find_file', 'FileTransaction']
+           'is_past', 'remove_marks', 'local_folder', 'check_file_options', 'FileStore', 'in_each_format',
+           'new_transaction', 'OpenFile', 'FileParticipant', 'find_file', 'outcome_of', 'FileTransaction']
 
 # %% ../../nbs/stores/02_file.ipynb #c002
 import base64
@@ -192,6 +192,13 @@ def own_marks(folder: str, names: StoreNames, query_id: str) -> dict[str, int]:
     return {m[0]: int(m["epoch"]) for m in own}
 
 
+def is_past(folder: str, names: StoreNames, c: Committable) -> bool:
+    """Has a later batch of its query been committed? Then its mark was removed."""
+    name = parse_name(c.transactional_id)
+    batches = own_marks(folder, names, name.query_id).values() if name else ()
+    return any(n > c.state.epoch for n in batches)
+
+
 def remove_marks(folder: str, names: StoreNames, query_id: str) -> None:
     """A mark is asked for until a later batch of its query is decided; a query that has ended has
     none, so marks also have an age.
@@ -350,9 +357,6 @@ class OpenFile(TransactionBase):
         return replace(c, cluster_id=self.c.cluster_id)
 
 # %% ../../nbs/stores/02_file.ipynb #c014
-_GONE = None, TxnState.ABORTED
-
-
 class FileParticipant(FileStore):
     """Files `ID.BATCH.FORMAT` in a local folder (a relative path counts from the working directory
     of this process), one for each task that gets rows. `format`: parquet or json (lines).
@@ -390,7 +394,7 @@ class FileParticipant(FileStore):
                 sync(self.where)
             elif state in ("ready", "decided"):
                 publish(store.paths(c))
-            return Outcome.DONE if self._state(c) is TxnState.COMMITTED else Outcome.REFUSED
+            return Outcome.DONE if outcome_of(self, c) is TxnState.COMMITTED else Outcome.REFUSED
         except (OSError, StoreUnreachable):
             return Outcome.UNKNOWN
 
@@ -398,7 +402,9 @@ class FileParticipant(FileStore):
         try:
             for store in in_each_format(self):
                 remove_undecided(store.paths(c))
-            return Outcome.DONE if self._state(c) in _GONE else Outcome.REFUSED
+            return (
+                Outcome.DONE if outcome_of(self, c) in (None, TxnState.ABORTED) else Outcome.REFUSED
+            )
         except (OSError, StoreUnreachable):
             return Outcome.UNKNOWN
 
@@ -406,22 +412,7 @@ class FileParticipant(FileStore):
         """A file that is gone without a mark was aborted, or another program has removed it: no
         commit can succeed. Of a batch before the newest one nothing is known.
         """
-        return [Description(self._state(c)) for c in cs]
-
-    def _state(self, c: Committable) -> TxnState | None:
-        """Raises `StoreUnreachable` if the file is missing, and `c` is of another store."""
-        state = find_file(self, c)[1]
-        if state is None:
-            if self.is_elsewhere(c):
-                raise self.elsewhere(c)
-            return None if self._is_past(c) else TxnState.ABORTED
-        return _STATES[state]
-
-    def _is_past(self, c: Committable) -> bool:
-        """Has a later batch of its query been committed? Then its mark was removed."""
-        name = parse_name(c.transactional_id)
-        batches = own_marks(self._hidden, self.names, name.query_id).values() if name else ()
-        return any(n > c.state.epoch for n in batches)
+        return [Description(outcome_of(self, c)) for c in cs]
 
     def in_doubt(self, query_id: str) -> list[Committable]:
         """See `FileStore.in_doubt`. Also removes the marks that no process asks for any more."""
@@ -466,6 +457,19 @@ def find_file(store: FileParticipant, c: Committable) -> tuple[FileParticipant, 
         if state is not None:
             return one, state
     return store, None
+
+
+def outcome_of(store: FileParticipant, c: Committable) -> TxnState | None:
+    """See `describe`. Raises `StoreUnreachable` if the file is missing, and `c` is of another
+    store.
+    """
+    state = find_file(store, c)[1]
+    if state is not None:
+        return _STATES[state]
+    if store.is_elsewhere(c):
+        raise store.elsewhere(c)
+    hidden = os.path.dirname(store.path(c, "done"))
+    return None if is_past(hidden, store.names, c) else TxnState.ABORTED
 
 # %% ../../nbs/stores/02_file.ipynb #94a3d39b
 class FileTransaction(OpenFile):

@@ -516,6 +516,7 @@ def test_decided_rows_whose_column_is_gone_need_the_column(postgres):
     assert (at.store.commit(c), at.seen()) == (DONE, ["a"])
 
 
+@pytest.mark.never_unsteady
 def test_rights_are_asked_for_by_name_and_only_where_rows_are_written(postgres, at):
     at.store.store_id()  # the table of transactions is there
     postgres.execute("create role alice login")

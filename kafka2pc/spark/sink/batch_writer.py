@@ -11,7 +11,7 @@ import os
 import shutil
 import tempfile
 import uuid
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Callable, Iterator, cast
@@ -369,7 +369,9 @@ def plan_write(options: SinkOptions, check_rows: Callable[[], None] = lambda: No
     if not options.query.key:
         options = _with_timeout(options)
     query_id = query_id_of(options.query.key) if options.query.key else str(uuid.uuid4())
-    with _finish_first(options, query_id):
+    place = DecisionPlace(options, query_id)
+    may_be_decided = finish_first(lambda: place.driver(kafka_of(options.target)), 0)
+    with may_be_decided if options.query.key else nullcontext():
         check_rows()
         participant = open_participant(options.target)
     if not options.target.exactly_once:
@@ -392,11 +394,3 @@ def plan_write(options: SinkOptions, check_rows: Callable[[], None] = lambda: No
         key = str(options.query.key)
         check_earlier("idempotenceKey", key, driver, kept_commit(driver.log, 0))
     return BatchWriter(options, participant, plan, folder, count_aborts(driver.history.events))
-
-
-def _finish_first(options: SinkOptions, query_id: str) -> AbstractContextManager:
-    """`finish_first`, for a write under a key: no other has anything decided."""
-    if not options.query.key or not options.target.exactly_once:
-        return nullcontext()
-    place = DecisionPlace(options, query_id, "")
-    return finish_first(lambda: place.driver(kafka_of(options.target)), 0)

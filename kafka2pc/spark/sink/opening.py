@@ -205,9 +205,9 @@ def check_again(target: KafkaTarget) -> None:
 @contextmanager
 def finish_first(driver_to_finish: Callable[[], Driver], batch_id: int) -> Iterator[None]:
     """Inside, a start checks what it needs for new rows. If that raises, it finishes what is
-    decided, by the driver that is made then, whose stores are not checked; the error goes up after
-    that, and says so. What prevents the end of the decided batch is raised instead. Nothing more is
-    asked where a store does not answer.
+    decided, by the driver that is made then, whose stores are not checked; the error is raised
+    after that, and says so. If the decided batch cannot be finished, the error of that is raised
+    instead. Where a store does not answer, nothing more is asked.
     """
     try:
         yield
