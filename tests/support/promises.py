@@ -184,7 +184,7 @@ def demo():
 
 def drill():
     command("drill", "--seeds", "2")
-    command("drill", "--only", "dies before begin", "--output", FOLDER)
+    command("drill", "--only", "gets there dies before begin", "--output", FOLDER)
 
 
 def course():
