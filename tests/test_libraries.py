@@ -6,6 +6,7 @@ import re
 import sys
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from unittest.mock import patch
 
 import pytest
@@ -18,9 +19,10 @@ from kafka2pc.kafka.wire.settings import client_conf
 from kafka2pc.local.broker import LocalKafka
 from kafka2pc.local.flights import flights
 from kafka2pc.local.oidc import LocalOidc
+from kafka2pc.operations.cli.common import _how_to_install
 from kafka2pc.operations.cli.main import main
 from kafka2pc.protocol.errors import MissingLibrary
-from kafka2pc.protocol.libraries import LIBRARIES, OWN
+from kafka2pc.protocol.libraries import LIBRARIES, OWN, how_to, need
 from kafka2pc.spark.datasource import Kafka2pc
 from kafka2pc.spark.foreach_batch import exactly_once
 from kafka2pc.stores.object_store import ObjectParticipant
@@ -138,3 +140,10 @@ def test_a_library_that_is_too_old_for_pyspark_is_named(library, opened, monkeyp
     with pytest.raises(MissingLibrary, match=f"{library} is too old for this PySpark") as refused:
         opened()
     assert " >= " in refused.value.why and "--upgrade" in refused.value.action
+
+
+def test_a_stub_of_a_library_is_a_library_and_two_extras_are_named_by_what_they_bring(monkeypatch):
+    monkeypatch.setitem(sys.modules, "deltalake", ModuleType("deltalake"))
+    need("deltalake")
+    assert how_to("psycopg", "deltalake").endswith("'psycopg[binary]>=3.2,<4' 'deltalake>=1.6,<2'")
+    assert "[postgres]" in _how_to_install(ImportError(name="psycopg"), "cli")

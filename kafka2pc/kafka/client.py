@@ -200,7 +200,7 @@ class KafkaClient:
         if self.cluster_id:
             return self.cluster_id
         check_brokers(self.cluster)
-        return self.cluster.cluster_id
+        return _ask_cluster_id(self.cluster)
 
     def look_again(self) -> None:
         """Ask the brokers which cluster they are: another one may have their address since the

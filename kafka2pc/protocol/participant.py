@@ -44,8 +44,9 @@ class Outcome(Enum):
 # %% ../../nbs/protocol/04_participant.ipynb #eda362ef
 @dataclass(frozen=True, slots=True)
 class Description:
-    """The state (None: no longer known), whether enough time is left before its timeout, and, of a
-    transaction that has ended, whether its end has reached all places of its rows.
+    """The state, whether enough time is left before its timeout, and, of a transaction that has
+    ended, whether its end has reached all places of its rows. ABORTED: no commit can succeed, also
+    because another program has taken its rows. None: no longer known.
     """
 
     state: TxnState | None

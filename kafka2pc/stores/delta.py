@@ -192,9 +192,11 @@ class DeltaParticipant(TableParticipant):
         newest = table.transaction_version(c.transactional_id)
         if newest == c.state.epoch:
             return True
-        # of an id the log has the newest transaction alone
-        replaced = newest is not None and newest > c.state.epoch
-        return None if replaced or _KEEP in table.metadata().configuration else False
+        # of an id the log has the newest transaction alone: what was to be committed was added
+        # before that one began
+        if newest is not None and newest > c.state.epoch:
+            return True if self.outcome(c) == "committed" else None
+        return None if _KEEP in table.metadata().configuration else False
 
     def add(self, table: DeltaTable, files: Mapping[Committable, Sequence[DataFile]]) -> None:
         keys, now = table.metadata().partition_columns, round(self.clock.now_ms())

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FORMATS', 'Paths', 'state_in', 'create_open', 'make_ready', 'publish', 'remove_undecided', 'marks_in', 'own_marks',
-           'is_past', 'remove_marks', 'local_folder', 'check_file_options', 'FileStore', 'in_each_format',
+           'would_have_mark', 'remove_marks', 'local_folder', 'check_file_options', 'FileStore', 'in_each_format',
            'new_transaction', 'OpenFile', 'FileParticipant', 'find_file', 'outcome_of', 'FileTransaction']
 
 # %% ../../nbs/stores/02_file.ipynb #c002
@@ -173,7 +173,7 @@ def remove_undecided(paths: Paths) -> None:
             os.unlink(paths[state])
 
 # %% ../../nbs/stores/02_file.ipynb #d72bb3e0
-_KEEP_MARKS_S = 366 * 24 * 3600
+_KEEP_MARKS_S = 30 * 24 * 3600
 
 
 def _age_s(path: str) -> float:
@@ -192,11 +192,13 @@ def own_marks(folder: str, names: StoreNames, query_id: str) -> dict[str, int]:
     return {m[0]: int(m["epoch"]) for m in own}
 
 
-def is_past(folder: str, names: StoreNames, c: Committable) -> bool:
-    """Has a later batch of its query been committed? Then its mark was removed."""
+def would_have_mark(folder: str, names: StoreNames, c: Committable) -> bool:
+    """Would its mark, if it was committed, still be there?"""
     name = parse_name(c.transactional_id)
-    batches = own_marks(folder, names, name.query_id).values() if name else ()
-    return any(n > c.state.epoch for n in batches)
+    # half: the clocks of two machines
+    if name is None or CLOCK.now_ms() - c.started_ms > 1000 * _KEEP_MARKS_S / 2:
+        return False
+    return all(n <= c.state.epoch for n in own_marks(folder, names, name.query_id).values())
 
 
 def remove_marks(folder: str, names: StoreNames, query_id: str) -> None:
@@ -354,7 +356,7 @@ class OpenFile(TransactionBase):
         self._prepare()
         self.step("precommit")
         c = self.store.names.committable(*key(self.c), self.rows)
-        return replace(c, cluster_id=self.c.cluster_id)
+        return replace(c, cluster_id=self.c.cluster_id, started_ms=int(CLOCK.now_ms()))
 
 # %% ../../nbs/stores/02_file.ipynb #c014
 class FileParticipant(FileStore):
@@ -410,7 +412,7 @@ class FileParticipant(FileStore):
 
     def describe(self, cs: Iterable[Committable], **_: Any) -> list[Description]:
         """A file that is gone without a mark was aborted, or another program has removed it: no
-        commit can succeed. Of a batch before the newest one nothing is known.
+        commit can succeed. None: its mark may have been removed.
         """
         return [Description(outcome_of(self, c)) for c in cs]
 
@@ -469,7 +471,7 @@ def outcome_of(store: FileParticipant, c: Committable) -> TxnState | None:
     if store.is_elsewhere(c):
         raise store.elsewhere(c)
     hidden = os.path.dirname(store.path(c, "done"))
-    return None if is_past(hidden, store.names, c) else TxnState.ABORTED
+    return TxnState.ABORTED if would_have_mark(hidden, store.names, c) else None
 
 # %% ../../nbs/stores/02_file.ipynb #94a3d39b
 class FileTransaction(OpenFile):

@@ -31,6 +31,11 @@ from pyiceberg.manifest import DataFileContent, FileFormat
 from pyiceberg.partitioning import PartitionField
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
+from pyiceberg.table.update import (
+    AssertCurrentSchemaId,
+    AssertDefaultSpecId,
+    TableRequirement,
+)
 from pyiceberg.transforms import TimeTransform
 from pyiceberg.typedef import Record
 from pyiceberg.types import BinaryType, FixedType, TimeType
@@ -158,6 +163,15 @@ def still_open(noted: Sequence[str], there: Sequence[str], done: Sequence[str]) 
     return [name for name in noted if f"{name}.json" in there and f"{name}.json" not in done]
 
 # %% ../../nbs/stores/17_iceberg.ipynb #e921bfd4
+def _as_loaded(table: Table) -> tuple[TableRequirement, ...]:
+    """The columns and partitions are those against which the files were compared."""
+    loaded = table.metadata
+    return (
+        AssertCurrentSchemaId(current_schema_id=loaded.current_schema_id),
+        AssertDefaultSpecId(default_spec_id=loaded.default_spec_id),
+    )
+
+
 def add_snapshot(
     table: Table, notes: Mapping[str, Sequence[str]], added: Sequence[TableFile]
 ) -> None:
@@ -169,6 +183,7 @@ def add_snapshot(
     try:
         with table.transaction() as changes:
             changes.set_properties({name: json.dumps(noted) for name, noted in notes.items()})
+            changes._apply((), _as_loaded(table))  # noqa: SLF001  (it has no public way)
             update = changes.update_snapshot()
             merges = table.properties.get("commit.manifest-merge.enabled") == "true"
             with update.merge_append() if merges else update.fast_append() as snapshot:

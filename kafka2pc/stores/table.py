@@ -470,7 +470,8 @@ def not_in_table(store: TableParticipant, open_ones: Sequence[Committable]) -> l
     """Those that are not in the table, and not lost. Closes those that are in it."""
     table = newest(store)
     noted = {c for c in open_ones if store.holds(table, c)}
-    close(store, list(noted))
+    with suppress(OSError, StoreUnreachable):  # the next call closes them
+        close(store, list(noted))
     return [c for c in open_ones if c not in noted and not _is_lost(store, c)]
 
 

@@ -1,9 +1,18 @@
 """A start that cannot write finishes first what is decided: each start, with each trouble.
 
-Starts: `format`, `foreachBatch`, a write under a key and a job, in memory and (rights, timeout) on
-a real broker; and `kafka2pc restore`, which checks nothing of new work. A table that has changed:
-`stores/test_tables`. Rights on a table of a database: `stores/test_postgres`. A library that is
-missing: `exactly_once(...)` refuses it before there is a start.
+    start             rights  timeout  columns  table  library  full disk
+    format            real    real     memory   -      door     memory
+    foreachBatch      real    memory   memory   tables door     as format
+    a key, a job      memory  memory   memory   tables door     as format
+    kafka2pc restore  real    none     none     tables door     none
+    PostgreSQL        store   none     door     store  door     as format
+    MariaDB           as PostgreSQL
+    Delta, Iceberg    as a disk        tables   tables door     disks
+    files, objects    as a disk        none     none   door     disks
+
+real, memory: here. none: it is not asked for what is decided. tables: stores/test_tables. store:
+stores/test_postgres. door: refused where it is opened, before any start (test_libraries;
+`check_columns`). disks: support/disk_suite, in the tests of these stores.
 """
 
 import json
@@ -40,13 +49,16 @@ from kafka2pc.protocol.errors import (
     NotAuthorized,
     OutcomeUnknown,
     PassedOver,
+    Reopened,
 )
+from kafka2pc.protocol.log.questions import newest_commit
 from kafka2pc.protocol.log.slots import MemoryLog
 from kafka2pc.protocol.memory import MemoryParticipant
 from kafka2pc.protocol.phases.decide import decide
-from kafka2pc.protocol.phases.passed_over import leave_note
+from kafka2pc.protocol.phases.finish import complete, complete_newest
+from kafka2pc.protocol.phases.passed_over import leave_note, refuse_after
 from kafka2pc.protocol.phases.precommit import precommit
-from kafka2pc.protocol.phases.restore import restore
+from kafka2pc.protocol.phases.restore import finish_decided, restore
 from kafka2pc.spark import foreach_batch
 from kafka2pc.spark.checkpoint import Checkpoint
 from kafka2pc.spark.foreach_batch import exactly_once
@@ -198,6 +210,46 @@ def test_what_cannot_be_finished_is_called_decided_and_nothing_else_is(
     assert left.value.risk == DECIDED and store.read() == []
 
 
+@pytest.mark.parametrize("start", STREAMS)
+def test_what_was_aborted_waits_for_a_start_that_can_write_it_again(job, store, monkeypatch, start):
+    job.decide(start, [b"a"])
+    store.expire()
+    trouble(job, monkeypatch, "right")
+    with pytest.raises(OutcomeUnknown, match="The next start writes it again"):
+        STARTS[start](job)
+    assert store.read() == [] and len(store.txns) == 1
+
+
+@pytest.mark.parametrize("start", STARTS.keys() - STREAMS.keys())
+def test_of_a_finished_key_no_store_is_asked(job, store, monkeypatch, start):
+    job.decide(start, [b"a"])
+    STARTS["job"](job)
+    store.expire()
+    monkeypatch.setattr(store, "describe", None)
+    trouble(job, monkeypatch, "column")
+    with pytest.raises(BadOption) as e:
+        STARTS[start](job)
+    assert e.value.risk == NOTHING_WRITTEN and store.read() == [b"a"]
+
+
+def test_a_log_that_cannot_be_opened_hides_no_error(job, monkeypatch):
+    job.options |= {"decisionLog": "postgresql://nowhere:1/x"}
+    trouble(job, monkeypatch, "right")
+    with pytest.raises(NotAuthorized, match="TOPIC_AUTHORIZATION_FAILED"):
+        job.stream()
+
+
+def test_a_batch_that_is_reopened_is_not_called_finished(store):
+    driver = Driver(query_id=str(uuid.uuid4()), log=MemoryLog(), participants={"kafka": store})
+    plan = restore(driver, 0, offsets_hash="rows")
+    decide(driver, plan, [precommit([store], plan, iter([["a"]]), measure=len)])
+    store.expire()
+    store.records.clear()
+    with pytest.raises(Reopened):
+        complete(driver, newest_commit(driver.log))
+    assert complete_newest(driver) is None and finish_decided(driver, 0) is None
+
+
 def test_a_full_disk_refuses_the_claim_of_the_next_batch_behind_that(store):
     class Full(MemoryLog):
         def create(self, decision, *late):
@@ -220,6 +272,15 @@ def test_a_batch_that_was_passed_over_is_reported_behind_that(store):
     with pytest.raises(PassedOver, match="batch 1 failed"):
         restore(replace(driver, began=lambda: 2), 2)
     assert store.read() == ["row"]
+
+
+def test_a_store_that_a_caught_call_has_not_any_more_is_named_by_what_it_has(store):
+    """The next call of the same run has one store less."""
+    both = {"kafka": store, "other": MemoryParticipant("other")}
+    driver = Driver(query_id=str(uuid.uuid4()), log=MemoryLog(), participants=both)
+    decide_only(driver, 0)
+    error = refuse_after(replace(driver, participants={"kafka": store}), 0, 1)
+    assert error.risk.startswith("Not known. Batch 0 was decided") and store.read() == ["row"]
 
 
 # -- on real brokers --

@@ -8,6 +8,7 @@ import re
 import uuid
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
@@ -20,6 +21,7 @@ from participant_suite import DONE, REFUSED, UNKNOWN, At, a_plan, precommit_rows
 from kafka2pc.backends.local_files import NoHardLinks
 from kafka2pc.backends.storage import Storage
 from kafka2pc.decision_logs.objects import ObjectLog
+from kafka2pc.protocol.clock import CLOCK
 from kafka2pc.protocol.driver import Driver
 from kafka2pc.protocol.errors import (
     BadOption,
@@ -414,10 +416,23 @@ def test_marks_go_when_a_later_batch_is_committed_and_those_of_other_queries_by_
     other = Query(query.store)
     other.complete(0, "b")
     assert len(marks(query.store)) == 2
-    old = os.stat(query.store.path(c, "done")).st_mtime - 367 * 24 * 3600
+    old = os.stat(query.store.path(c, "done")).st_mtime - 31 * 24 * 3600
     os.utime(query.store.path(c, "done"), (old, old))
     other.complete(1, "b")
     assert len(marks(query.store)) == 1
+
+
+def test_a_query_that_has_rested_longer_than_marks_are_kept_has_lost_nothing(query):
+    """A consumer took its file, and another query in the folder removed its old mark."""
+    c = query.complete(0, "a")
+    query.store.in_doubt("another")
+    assert query.store.describe([c])[0].state is TxnState.COMMITTED
+    later = SimpleNamespace(now_ms=lambda: CLOCK.now_ms() + 31 * 24 * 3600 * 1000)
+    with patch.object(file, "CLOCK", later):
+        take_away(query.store)
+        query.store.in_doubt("another")
+        assert marks(query.store) == [] and query.store.describe([c])[0].state is None
+        query.complete(1, "b")
 
 
 # -- an old answer of an object store --

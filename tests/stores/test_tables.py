@@ -53,6 +53,8 @@ from kafka2pc.protocol.errors import (
     PrecommitFailed,
     UnfinishedBatch,
 )
+from kafka2pc.protocol.phases.commit import commit
+from kafka2pc.protocol.phases.precommit import precommit
 from kafka2pc.protocol.phases.restore import restore
 from kafka2pc.protocol.states import TxnState
 from kafka2pc.stores import object_store, table
@@ -284,6 +286,44 @@ def test_what_an_object_store_has_no_more_is_an_aborted_transaction(one):
 
 def test_a_disk_that_refuses_is_named(one):
     a_disk_that_refuses_any_step_is_an_error_of_ours(one.store)
+
+
+def test_what_is_in_the_table_under_an_id_that_was_used_again_is_not_in_doubt(one):
+    """The disk takes no marks while three batches are committed: one of two ids comes again."""
+    driver, token, written = orders_driver(one.folder, one.store()), None, []
+    [store] = driver.participants.values()
+    with patch.object(table, "_mark_done", side_effect=OSError("read-only")):
+        for n in range(3):
+            plan = restore(driver, n, mine=token)
+            message = precommit([store], plan, iter([rows([str(n)])]))
+            commit(driver, [message], n)
+            token, written = plan.token, [*written, *message.committables]
+    first, _, third = written
+    assert first.transactional_id == third.transactional_id
+    assert store.describe([first])[0].state is TxnState.COMMITTED
+    one.compact()
+    assert store.commit(first) is DONE and sorted(one.texts()) == ["0", "1", "2"]
+    assert one.store().in_doubt(driver.query_id) == []
+
+
+def test_a_column_that_goes_right_before_the_version_is_noticed(tmp_path):
+    """Iceberg: a change of columns makes no version of the rows."""
+    one = Iceberg(tmp_path, pa.schema([("value", pa.string()), ("n", pa.int64())]))
+    store, batch = one.store(), pa.record_batch({"value": ["a"], "n": [1]})
+    with store.begin(a_plan()) as txn:
+        txn.write(batch)
+        c = txn.precommit()
+    add = store.add
+
+    def late(loaded, files):
+        if loaded.schema().find_field("n", case_sensitive=True):
+            with one.load().update_schema(allow_incompatible_changes=True) as change:
+                change.delete_column("n")
+        add(loaded, files)
+
+    with patch.object(store, "add", late), pytest.raises(UnfinishedBatch, match="n"):
+        store.commit(c)
+    assert one.texts() == []
 
 
 # -- other writers --

@@ -22,7 +22,7 @@ from rich.table import Table
 # %% ../../../nbs/operations/cli/01_common.ipynb #c004
 from ..exit_status import ExitStatus
 from ...protocol.errors import LostTransaction, TwoPhaseError
-from ...protocol.libraries import install_line
+from ...protocol.libraries import LIBRARIES, how_to, install_line
 
 # %% ../../../nbs/operations/cli/01_common.ipynb #c007
 @contextmanager
@@ -55,7 +55,9 @@ def plainly(extra: str, as_json: bool = False) -> Iterator[None]:
 def _how_to_install(error: ImportError, extra: str) -> str:
     if not error.name:
         return str(error)  # fsspec names no module; its text says what to install
-    return f"The package {error.name} is missing: {install_line(extra, error.name)}"
+    module = error.name.partition(".")[0]
+    line = how_to(module) if module in LIBRARIES else install_line(extra, error.name)
+    return f"The package {error.name} is missing: {line}"
 
 
 def exit_with(

@@ -277,14 +277,15 @@ def complete(driver: Driver, decision: Decision) -> None:
 
 
 def complete_newest(driver: Driver) -> Decision | None:
-    """`complete` the newest decision; returns its COMMIT, None if nothing is decided. Of a batch
-    that is reopened nothing is left to do.
+    """`complete` the newest decision; returns its COMMIT. None: nothing is decided, or no more,
+    because the batch is reopened.
     """
     newest = newest_commit(driver.log)
     if newest:
         with suppress(Reopened):
             complete(driver, newest)
-    return newest
+            return newest
+    return None
 
 # %% ../../../nbs/protocol/phases/05_finish.ipynb #c038
 def _check_unclear(driver: Driver, decision: Decision, unclear: Sequence[Committable]) -> None:

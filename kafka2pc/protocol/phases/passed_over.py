@@ -16,7 +16,7 @@ from ..log.decisions import FAILED, Decision, Slot
 from ..log.questions import commit_of, failed_batches, reopened
 from ..log.slots import Listing, win
 from ..participant import list_some
-from .finish import finish_late, uncommitted
+from .finish import after_the_decision, finish_late, uncommitted
 
 # %% ../../../nbs/protocol/phases/10_passed_over.ipynb #c005
 def leave_note(driver: Driver, batch_id: int, note: int = FAILED) -> Decision | None:
@@ -105,16 +105,18 @@ def _fate(driver: Driver, decided: Decision) -> str:
     """Finish a batch, and say what has become of its rows: only what the stores report."""
     batch_id = decided.slot.batch_id
     try:
-        finish_late(driver, decided)
-        # a repair may have written some again
-        newest = commit_of(driver.log, batch_id) or decided
-        unseen = uncommitted(driver, newest.committables)
+        with after_the_decision():
+            finish_late(driver, decided)
+            # a repair may have written some again
+            cs = (commit_of(driver.log, batch_id) or decided).committables
+            asked = [c for c in cs if c.participant in driver.participants]
+            unseen = [*uncommitted(driver, asked), *(c for c in cs if c not in asked)]
     except OutcomeUnknown:
         return f"{DECIDED} Do not write them again."
     if unseen:
         ids = list_some([c.transactional_id for c in unseen])
         return (
-            f"Not known. Batch {batch_id} was decided, and its store does not know any more how"
-            f" {ids} ended: look for the rows before you write them again."
+            f"Not known. Batch {batch_id} was decided, and no store here says how {ids} ended: look"
+            " for the rows before you write them again."
         )
     return f"No. Batch {batch_id} was decided, and its rows are committed: do not write them again."

@@ -170,15 +170,18 @@ def _other_rows(driver: Driver, decided: Decision, offsets_hash: str) -> StaleCh
 
 # %% ../../../nbs/protocol/phases/09_restore.ipynb #8f136302
 def finish_decided(driver: Driver, batch_id: int) -> Decision | None:
-    """Of a start that cannot plan `batch_id`: finish the newest decided batch, and begin nothing.
-    Returns its COMMIT, None if nothing is decided. Raises what `restore` raises; as long as the
-    batch may have open transactions, every error says that it is decided.
+    """Of a start that cannot plan `batch_id`: finish the newest decided batch, and begin nothing;
+    what was aborted is written again by a start that can. Returns its COMMIT, None if nothing is
+    decided, or another run has gone on. Raises what `restore` raises; unless Spark has the batch,
+    every error says that it is decided.
     """
     listing = driver.log.listing()
     newest = newest_commit(listing)
-    if newest is None:
+    if newest is None or overtaken(listing, newest):
         return None
-    over = overtaken(listing, newest) or driver.spark_committed(newest.slot.batch_id)
+    if driver.policy.lost_transactions == "repair":
+        driver = driver.within(lost_transactions="later")
+    over = driver.spark_committed(newest.slot.batch_id)
     with nullcontext() if over else after_the_decision():
         known = known_ids(driver)
         check_identity(driver, batch_id, driver.log.listing(), known)

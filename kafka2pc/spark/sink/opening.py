@@ -214,13 +214,24 @@ def finish_first(driver_to_finish: Callable[[], Driver], batch_id: int) -> Itera
     except BrokerUnreachable:
         raise
     except TwoPhaseError as e:
-        decided = finish_decided(driver_to_finish(), batch_id)
-        if decided is None:
-            raise
-        raise e.but(risk=_FINISHED.format(decided.slot.batch_id)) from e
+        done = _finish_decided(driver_to_finish, batch_id)
+        if done:
+            raise e.but(risk=f"No. {done} Nothing new was written.") from e
+        raise
 
 
-_FINISHED = "No. Batch {} was decided, and it is finished. Nothing new was written."
+def _finish_decided(driver_to_finish: Callable[[], Driver], batch_id: int) -> str:
+    """What became of the decided batch; empty if there is none, or its log cannot be opened."""
+    try:
+        driver = driver_to_finish()
+    except TwoPhaseError:
+        return ""
+    decided = finish_decided(driver, batch_id)
+    if decided is None:
+        return ""
+    skip = driver.policy.lost_transactions == "skip"
+    without = ", without what was lost (lostTransactions=skip)" if skip else ""
+    return f"Batch {decided.slot.batch_id} was decided, and it is finished{without}."
 
 # %% ../../../nbs/spark/sink/03_opening.ipynb #c059
 # the options of which this process has warned
