@@ -457,7 +457,7 @@ def topics(p):
     p.metadata(p.named("t"), p.named("missing"), "no name")
     p.ask_to_create(p.named("t"), {})
     p.ask_to_create("no name", {})
-    p.ask_to_create(p.named("new"), {"cleanup.policy": "compact"})
+    p.ask_to_create(p.named("new"), {"cleanup.policy": "compact", "retention.ms": "604800000"})
     p.settings(TOPIC, p.named("t"), "max.message.bytes")
     p.settings(TOPIC, p.named("new"), "cleanup.policy", "none.such")
     p.settings(TOPIC, p.named("missing"), "max.message.bytes")
