@@ -165,10 +165,10 @@ def still_open(noted: Sequence[str], there: Sequence[str], done: Sequence[str]) 
 # %% ../../nbs/stores/17_iceberg.ipynb #e921bfd4
 def _as_loaded(table: Table) -> tuple[TableRequirement, ...]:
     """The columns and partitions are those against which the files were compared."""
-    loaded = table.metadata
+    schema, spec = table.metadata.current_schema_id, table.metadata.default_spec_id
     return (
-        AssertCurrentSchemaId(current_schema_id=loaded.current_schema_id),
-        AssertDefaultSpecId(default_spec_id=loaded.default_spec_id),
+        AssertCurrentSchemaId.model_validate({"current-schema-id": schema}),
+        AssertDefaultSpecId.model_validate({"default-spec-id": spec}),
     )
 
 
