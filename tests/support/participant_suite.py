@@ -230,8 +230,9 @@ def in_doubt_lists_the_open_transactions_of_this_query_and_each_can_be_ended(at)
 def describe_answers_in_order_and_never_open_for_an_unknown_transaction(at):
     plan = a_plan()
     one, two = precommit_rows(at, plan, "a"), precommit_rows(at, plan, "b")
+    start, count, parity = two.transactional_id.rsplit("-", 2)
     never = Committable(
-        transactional_id=f"{two.transactional_id}0",
+        transactional_id=f"{start}-{int(count) + 9}-{parity}",
         state=PreparedTxnState(1, 0),
         participant=at.store.name,
     )
