@@ -46,7 +46,7 @@ from kafka2pc.kafka.read.whole_topic import read_ended, read_topic
 from kafka2pc.kafka.wire.cluster import Cluster
 from kafka2pc.kafka.wire.descriptions import list_transactions
 from kafka2pc.kafka.wire.timeouts import max_timeout_ms
-from kafka2pc.kafka.wire.topics import find_leaders, topic_rows
+from kafka2pc.kafka.wire.topics import find_leaders, topic_rows, topics_request
 from kafka2pc.kafka.wire.transactions import end_txn
 from kafka2pc.kafka.write.column_producer import ColumnTransaction
 from kafka2pc.operations.access import Access
@@ -368,12 +368,15 @@ def one_task(three):
     made.store.close()
 
 
-def leader(cluster, topic):
-    return find_leaders(cluster, [topic])[topic, 0]
+def leaders_by_node(cluster, topic):
+    """Who leads the first partition, as each node has it."""
+    asked = [topics_request(cluster, [topic])] * 3
+    found = [cluster.ask(request, node) for node, request in enumerate(asked)]
+    return [a.topics[0].partitions[0].leader_id for a in found]
 
 
 def lead(cluster, topic, node):
-    """Make this node the leader, as a rolling restart does."""
+    """Make this node the leader, as a rolling restart does, until every node knows it."""
     topics = AlterPartitionReassignmentsRequest.ReassignableTopic
     replicas = sorted(range(3), key=lambda n: (n - node) % 3)
     part = topics.ReassignablePartition(partition_index=0, replicas=replicas)
@@ -385,7 +388,7 @@ def lead(cluster, topic, node):
     def moved():
         request = ElectLeadersRequest(election_type=0, topic_partitions=[one], timeout_ms=5_000)
         cluster.persist(lambda: cluster.ask(request))
-        return leader(cluster, topic) == node
+        return leaders_by_node(cluster, topic) == [node] * 3
 
     until(moved, f"node {node} leads {topic}", 60)
 
@@ -430,6 +433,17 @@ def test_a_former_leader_is_not_believed_about_what_is_open(
     written = [f"{n}{x}" for n in range(2) for x in "abc"]
     # the coordinator may have to look for the new leader before it can write its marker
     assert sorted(query.seen()) == written
+
+
+@pytest.mark.never_unsteady
+def test_a_new_leader_that_does_not_know_yet_where_it_ends_makes_no_count_short(three, cluster):
+    """Its first fetches tell the high watermark of before, where nothing is open either."""
+    topic = three.create_topic(f"led-{uuid.uuid4().hex[:8]}")
+    for n in range(1, 9):
+        c = begun(cluster, three, f"{topic}-{n}", topic)
+        lead(cluster, topic, n % 3)
+        assert end_txn(cluster, c.transactional_id, c.state, commit=True, version=5) is Outcome.DONE
+        assert len(read_ended(three.client_conf, topic)) == n
 
 
 def producers_at(query, node):

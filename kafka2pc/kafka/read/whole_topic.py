@@ -6,10 +6,11 @@
 __all__ = ['Record', 'read_topic', 'stream_ended', 'read_ended', 'read_both_levels']
 
 # %% ../../../nbs/kafka/read/02_whole_topic.ipynb #c002
+from contextlib import contextmanager
 from typing import Any, Iterator, Mapping, NamedTuple, cast
 
 # %% ../../../nbs/kafka/read/02_whole_topic.ipynb #c003
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 
 # %% ../../../nbs/kafka/read/02_whole_topic.ipynb #c004
 from ..wire.login import for_librdkafka
@@ -41,15 +42,13 @@ def _record(m: Any) -> Record:
     )
 
 # %% ../../../nbs/kafka/read/02_whole_topic.ipynb #73e94d27
-def _to_the_end(
-    consumer: Consumer, partitions: set[int], ended: bool, end: float
-) -> Iterator[Record]:
-    """The records of all partitions to where each ends now, which must be reached before `end` (by
-    CLOCK.monotonic()). `ended`: where a transaction is open, the end is not reached.
+def _to_the_end(consumer: Consumer, ends: Mapping[int, int], until_s: float) -> Iterator[Record]:
+    """The records of all partitions to where each ends now, but at least to its offset in `ends`,
+    which must be reached before `until_s` (by CLOCK.monotonic()).
     """
-    left = dict.fromkeys(partitions, "")  # and where a reader is held back
+    left = dict.fromkeys(ends, "")  # and where a reader is held back
     while left:
-        if CLOCK.monotonic() > end:
+        if CLOCK.monotonic() > until_s:
             raise _unread(left)
         # its types say that each part of a message may be missing, which is not so here
         for m in cast(list[Any], consumer.consume(10_000, 0.1)):
@@ -57,17 +56,12 @@ def _to_the_end(
             if error is None:
                 yield _record(m)
             elif error.name() == "_PARTITION_EOF":
-                last = _high_watermark(consumer, m) if ended else m.offset()
+                last = ends[m.partition()]
                 left[m.partition()] = f"{m.topic()}-{m.partition()} at {m.offset()} of {last}"
-                if m.offset() == last:
+                if m.offset() >= last:
                     del left[m.partition()]
             elif not error.retriable():
                 raise KafkaException(error)
-
-
-def _high_watermark(consumer: Consumer, m: Any) -> int:
-    """As the newest answer from its leader has it."""
-    return consumer.get_watermark_offsets(TopicPartition(m.topic(), m.partition()), cached=True)[1]
 
 
 def _unread(left: Mapping[int, str]) -> BrokerUnreachable:
@@ -91,24 +85,63 @@ _READER = {
 }
 
 
-def _stream(
-    conf: Mapping[str, Any], topic: str, isolation: str, ended: bool, timeout_s: float
-) -> Iterator[Record]:
-    end = CLOCK.monotonic() + timeout_s
+@contextmanager
+def _reader(conf: Mapping[str, Any], topic: str, isolation: str) -> Iterator[Consumer]:
+    """A client of its own. Raises `BrokerUnreachable` for whatever it raises."""
     consumer = Consumer(for_librdkafka(conf) | _READER | {"isolation.level": isolation})
     try:
         consumer.poll(0)  # before confluent-kafka 2.13 nothing else asks for the first token
-        found = consumer.list_topics(topic, timeout=timeout_s).topics[topic]
-        if found.error:
-            raise BadOption(f"topic {topic}: {found.error.str()}")
-        consumer.assign([TopicPartition(topic, p, OFFSET_BEGINNING) for p in found.partitions])
-        yield from _to_the_end(consumer, set(found.partitions), ended, end)
+        yield consumer
     except KafkaException as e:
         raise BrokerUnreachable(
             f"topic {topic} at {conf['bootstrap.servers']}: {e.args[0].str()}"
         ) from None
     finally:
         consumer.close()
+
+
+def _partitions(consumer: Consumer, topic: str, timeout_s: float) -> list[int]:
+    found = consumer.list_topics(topic, timeout=timeout_s).topics[topic]
+    if found.error:
+        raise BadOption(f"topic {topic}: {found.error.str()}")
+    return sorted(found.partitions)
+
+# %% ../../../nbs/kafka/read/02_whole_topic.ipynb #5e1b0c01
+def _rest(until_s: float) -> float:
+    return max(0.0, until_s - CLOCK.monotonic())
+
+
+def _written(conf: Mapping[str, Any], topic: str, until_s: float) -> dict[int, int]:
+    """Behind the last record of each partition, also of open transactions: its high watermark."""
+    with _reader(conf, topic, "read_uncommitted") as consumer:
+        places = _partitions(consumer, topic, _rest(until_s))
+        return {p: _high_watermark(consumer, TopicPartition(topic, p), until_s) for p in places}
+
+
+def _high_watermark(consumer: Consumer, place: TopicPartition, until_s: float) -> int:
+    """As ListOffsets has it. Fetches of a new leader may have an older one for some milliseconds;
+    ListOffsets is refused so long (KIP-207).
+    """
+    while True:
+        try:
+            return consumer.get_watermark_offsets(place, timeout=_rest(until_s))[1]
+        except KafkaException as e:
+            code = e.args[0].code()
+            if code != KafkaError.OFFSET_NOT_AVAILABLE or CLOCK.monotonic() > until_s:
+                raise
+        CLOCK.sleep(0.02)
+
+# %% ../../../nbs/kafka/read/02_whole_topic.ipynb #5e1b0c02
+def _stream(
+    conf: Mapping[str, Any], topic: str, isolation: str, written: bool, timeout_s: float
+) -> Iterator[Record]:
+    """`written`: to the end of all that has been written, also in open transactions."""
+    until_s = CLOCK.monotonic() + timeout_s
+    ends = _written(conf, topic, until_s) if written else {}
+    with _reader(conf, topic, isolation) as consumer:
+        places = _partitions(consumer, topic, timeout_s)
+        consumer.assign([TopicPartition(topic, p, OFFSET_BEGINNING) for p in places])
+        yield from _to_the_end(consumer, dict.fromkeys(places, 0) | ends, until_s)
 
 
 def _by_partition(records: Iterator[Record]) -> list[Record]:
@@ -128,8 +161,8 @@ def read_topic(
 
 # %% ../../../nbs/kafka/read/02_whole_topic.ipynb #c011
 def stream_ended(conf: Mapping[str, Any], topic: str, *, timeout_s: float = 60) -> Iterator[Record]:
-    """All records that a `read_committed` reader finds once no transaction is open in the topic, as
-    they come.
+    """All records that a `read_committed` reader finds once each transaction that has written to
+    the topic before now is ended, as they come.
 
     Raises `BadOption`, or `BrokerUnreachable` if that takes longer than `timeout_s`; it says in
     which partitions a transaction stays open.
