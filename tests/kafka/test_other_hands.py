@@ -9,15 +9,20 @@ import pytest
 from confluent_kafka import Producer
 from one_task_query import ROWS, abort_there, new_query  # noqa: F401  (the fixture)
 
+from kafka2pc.kafka import aborted_rows
 from kafka2pc.kafka.participant import KafkaParticipant
 from kafka2pc.kafka.read.whole_topic import read_topic
 from kafka2pc.kafka.wire.cluster import Cluster
 from kafka2pc.kafka.wire.connection import NoAnswer
 from kafka2pc.protocol.errors import LostTransaction, PrecommitFailed, Refused
+from kafka2pc.protocol.log.decisions import Slot
+from kafka2pc.protocol.log.questions import later_batch
 from kafka2pc.protocol.messages import CommitMessage, Mode
+from kafka2pc.protocol.names import known_name
 from kafka2pc.protocol.operators.watch import finish_decided
 from kafka2pc.protocol.participant import Outcome
 from kafka2pc.protocol.phases import finish
+from kafka2pc.protocol.phases import restore as restore_phase
 from kafka2pc.protocol.phases.commit import commit
 from kafka2pc.protocol.phases.decide import decide
 from kafka2pc.protocol.phases.finish import complete
@@ -167,6 +172,73 @@ def test_ended_after_the_decision_is_written_again_and_the_rest_is_not(query, en
         restore(query.start(), 1)
     assert sorted(query.seen()) == ROWS
     restore(query.start(), 1)
+    assert sorted(query.seen()) == ROWS
+
+
+def test_a_batch_that_is_reopened_is_planned_although_its_store_took_the_commit(query):
+    """Nothing of it is visible, so Spark writes it again; that its transactions count as committed
+    is no sign of a log that was put back.
+    """
+    driver = query.start()
+    plan = restore(driver, 0, offsets_hash="offsets 0")
+    message = query.task(plan)
+    decide(driver, message.plan, [message])
+    hand(query, message.committables[0])
+    driver = query.start()
+    plan = restore(driver, 0, offsets_hash="offsets 0")
+    assert plan.mode is Mode.WRITE
+    commit(driver, [query.task(plan)], 0)
+    assert sorted(query.seen()) == ROWS
+
+
+def test_what_was_proven_aborted_is_written_again_although_it_cannot_be_read_any_more(
+    query, monkeypatch
+):
+    """A leader that is away for a moment is no reason to call rows lost."""
+    [c] = query.decided().committables
+    hand(query, c)
+    real, asked = aborted_rows._proven, []
+
+    def proven(cluster, cs, patience_s):
+        asked.append(patience_s)
+        return {} if len(asked) == 3 else real(cluster, cs, patience_s)
+
+    monkeypatch.setattr(aborted_rows, "_proven", proven)
+    query.run()
+    assert len(asked) > 3 and sorted(query.seen()) == ROWS
+
+
+def test_a_loss_that_a_start_has_seen_is_reported_although_another_run_goes_on(query, monkeypatch):
+    """The run that is ahead may not have looked."""
+    [c] = query.decided().committables
+    hand(query, c)
+    driver = query.start()
+    real = finish.aborted_parts
+
+    def aborted_parts(driver, cs):
+        found = real(driver, cs)
+        if not later_batch(query.log, 0):
+            plan = restore_phase._plan(driver, Slot(1, 0), c_token, "")
+            decide(driver, query.task(plan).plan, [])
+        return found
+
+    c_token = known_name(c.transactional_id).token
+    monkeypatch.setattr(finish, "aborted_parts", aborted_parts)
+    with pytest.raises(LostTransaction, match="offsets 0 to"):
+        restore(driver, 0)
+
+
+def test_an_open_transaction_of_a_task_in_front_hides_nothing_from_a_start(query):
+    """Spark has begun a task twice. What the first attempt has left open is aborted, and then what
+    is behind it can be read.
+    """
+    driver = query.start()
+    plan = restore(driver, 0)
+    left, message = query.task(plan), query.task(plan)
+    decide(driver, message.plan, [message])
+    hand(query, message.committables[0])
+    assert left.committables[0].partitions[0].first_offset == 0
+    query.run()
     assert sorted(query.seen()) == ROWS
 
 

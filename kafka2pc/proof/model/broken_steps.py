@@ -513,12 +513,14 @@ def sweep_once(
         sweep(driver, token, own_parity, after_win)
 
 
-def sweep_drained_at_once(driver: Driver, decided: Decision) -> None:
+def sweep_drained_at_once(driver: Driver, decided: Decision) -> bool:
     sweep(driver, decided.token, decided.slot.batch_id % 2)
+    return False
 
 
-def sweep_drained_never(driver: Driver, decided: Decision) -> None:
+def sweep_drained_never(driver: Driver, decided: Decision) -> bool:
     """A run that only drains aborts nothing."""
+    return False
 
 # %% ../../../nbs/proof/model/08_broken_steps.ipynb #c070
 def repair_nothing(
@@ -527,6 +529,8 @@ def repair_nothing(
     lost: Sequence[Committable],
     replayed: bool,
     over: Callable[[], bool],
+    *,
+    proven: bool = False,
 ) -> None:
     """What was aborted is reported, and not written again."""
 

@@ -7,7 +7,8 @@ __all__ = ['OFFSET_OUT_OF_RANGE', 'Weather', 'Topic', 'Brokers', 'move_leader', 
            'answer_create_topics', 'answer_describe_configs', 'answer_find_coordinator', 'answer_init_producer_id',
            'answer_add_partitions_to_txn', 'answer_end_txn', 'answer_describe_transactions', 'answer_list_transactions',
            'answer_produce', 'answer_fetch', 'answer_list_offsets', 'answer_describe_producers',
-           'answer_offset_for_leader_epoch', 'answer_offset_fetch', 'answer_offset_commit', 'handle']
+           'answer_write_txn_markers', 'answer_offset_for_leader_epoch', 'answer_offset_fetch', 'answer_offset_commit',
+           'handle']
 
 # %% ../../../nbs/proof/simulation/04_brokers.ipynb #c002
 import re
@@ -38,6 +39,7 @@ from kafka.protocol.producer.transaction import (
     AddPartitionsToTxnResponse,
     EndTxnResponse,
     InitProducerIdResponse,
+    WriteTxnMarkersResponse,
 )
 
 # %% ../../../nbs/proof/simulation/04_brokers.ipynb #c004
@@ -663,6 +665,45 @@ def _producers(brokers: Brokers, name: str, partition: int) -> Any:
     ]
     return row(partition_index=partition, active_producers=known)
 
+# %% ../../../nbs/proof/simulation/04_brokers.ipynb #04b00012
+def answer_write_txn_markers(brokers: Brokers, node: int, request: Any) -> WriteTxnMarkersResponse:
+    """A marker from another program: the coordinator does not learn of it."""
+    result = WriteTxnMarkersResponse.WritableTxnMarkerResult
+    topic = result.WritableTxnMarkerTopicResult
+    rows = []
+    for m in request.markers:
+        found = [
+            topic(
+                name=t.name,
+                partitions=[_marked(brokers, node, m, t.name, n) for n in t.partition_indexes],
+            )
+            for t in m.topics
+        ]
+        rows.append(result(producer_id=m.producer_id, topics=found))
+    return WriteTxnMarkersResponse(markers=rows)
+
+
+def _marked(brokers: Brokers, node: int, marker: Any, name: str, partition: int) -> Any:
+    row = WriteTxnMarkersResponse.WritableTxnMarkerResult.WritableTxnMarkerTopicResult
+    row = row.WritableTxnMarkerPartitionResult
+    log = brokers.log((name, partition))
+    code = 0
+    if log is None or log.leader != node:
+        code = codes.UNKNOWN_TOPIC_OR_PARTITION if log is None else codes.NOT_LEADER_OR_FOLLOWER
+    else:
+        known = log.producers.get(marker.producer_id)
+        if known and marker.producer_epoch < known.epoch:
+            code = codes.INVALID_PRODUCER_EPOCH
+        else:
+            _mark(
+                log,
+                marker.producer_id,
+                marker.producer_epoch,
+                marker.transaction_result,
+                brokers.clock.true_ms,
+            )
+    return row(partition_index=partition, error_code=brokers.note("WriteTxnMarkers", code))
+
 # %% ../../../nbs/proof/simulation/04_brokers.ipynb #cbfab940
 def answer_offset_for_leader_epoch(
     brokers: Brokers, node: int, request: Any
@@ -738,6 +779,7 @@ _ANSWERS: dict[str, Callable[[Brokers, int, Any], Any]] = {
     "AddPartitionsToTxn": answer_add_partitions_to_txn,
     "EndTxn": answer_end_txn,
     "DescribeProducers": answer_describe_producers,
+    "WriteTxnMarkers": answer_write_txn_markers,
     "DescribeTransactions": answer_describe_transactions,
     "ListTransactions": answer_list_transactions,
     "OffsetFetch": answer_offset_fetch,

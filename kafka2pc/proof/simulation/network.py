@@ -261,6 +261,7 @@ _HIGHEST = {
     transaction.InitProducerIdRequest: 5,
     transaction.AddPartitionsToTxnRequest: 5,
     transaction.EndTxnRequest: 5,
+    transaction.WriteTxnMarkersRequest: 1,
     admin.DescribeProducersRequest: 0,
     admin.ListTransactionsRequest: 2,
     consumer.ListOffsetsRequest: 10,

@@ -143,13 +143,13 @@ def next_actor(clock: VirtualClock, waiting: Sequence[Actor]) -> Actor:
             return clock.dice.choice(able)
         clock.step(min(a.until for a in waiting))
 
-# %% ../../../nbs/proof/simulation/01_virtual_clock.ipynb #3db252d6
+# %% ../../../nbs/proof/simulation/01_virtual_clock.ipynb #01aa0001
 _ME: ContextVar[Actor | None] = ContextVar("actor", default=None)
 
-
+# %% ../../../nbs/proof/simulation/01_virtual_clock.ipynb #3db252d6
 class Turns:
     """Several actors, of which one runs at a time: until it waits. `waiting`: all others that have
-    not ended; `broken`: the error with which all of them end.
+    not ended; `broken`: the error with which all of them end; `threads`: one for each.
     """
 
     def __init__(self, clock: VirtualClock) -> None:
@@ -157,6 +157,16 @@ class Turns:
         self.waiting: list[Actor] = []
         self.over = threading.Semaphore(0)
         self.broken: BaseException | None = None
+        self.threads: list[threading.Thread] = []
+
+    def join(self, function: Callable[[], Any]) -> Actor:
+        """One more actor, which begins at one of the next turns."""
+        actor = Actor()
+        thread = threading.Thread(target=_run_actor, args=(self, function, actor), daemon=True)
+        self.threads.append(thread)
+        self.waiting.append(actor)
+        thread.start()
+        return actor
 
     def wait(self, ready: Callable[[], bool], until: float) -> bool:
         """See `VirtualClock.wait`."""
@@ -200,17 +210,10 @@ def _run_actor(turns: Turns, function: Callable[[], Any], actor: Actor) -> None:
 # %% ../../../nbs/proof/simulation/01_virtual_clock.ipynb #9ec83753
 def _run_all(turns: Turns, functions: Sequence[Callable[[], Any]]) -> list[Any]:
     """What the functions returned or raised, when all have ended."""
-    actors = [Actor() for _ in functions]
-    pairs = list(zip(functions, actors, strict=True))
-    threads = [
-        threading.Thread(target=_run_actor, args=(turns, *pair), daemon=True) for pair in pairs
-    ]
-    turns.waiting = list(actors)
-    for thread in threads:
-        thread.start()
+    actors = [turns.join(function) for function in functions]
     turns.pass_on()
     turns.over.acquire()
-    for thread in threads:
+    for thread in turns.threads:
         thread.join()
     if turns.broken:
         raise turns.broken

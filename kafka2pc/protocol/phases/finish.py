@@ -122,7 +122,7 @@ def finish(
                 end_gates(driver, done, gates)
             late = done is not None and look and not after_win
             if done and late and aborted_parts(driver, done.committables):
-                done = _mend_parts(driver, done, over, replayed)
+                done = _mend_parts(driver, done, replayed)
             return done is not None
 
 # %% ../../../nbs/protocol/phases/05_finish.ipynb #7af38ec4
@@ -134,10 +134,12 @@ def _finished_by_another(driver: Driver, decision: Decision) -> bool:
 
 def uncommitted(driver: Driver, cs: Sequence[Committable]) -> list[Committable]:
     """Those that their store does not report as committed, also not by what it keeps of them when
-    it has forgotten their names.
+    it has forgotten their names, or when these were used again: the next transaction of a name may
+    have been aborted.
     """
     states = _known_states(driver, cs)
-    return [c for c, state in states.items() if state is not TxnState.COMMITTED]
+    states |= final_states(driver, [c for c, s in states.items() if s is TxnState.ABORTED])
+    return [c for c in cs if states[c] is not TxnState.COMMITTED]
 
 
 def _known_states(driver: Driver, cs: Sequence[Committable]) -> dict[Committable, TxnState | None]:
@@ -213,11 +215,13 @@ def _mend(
     over: Callable[[], bool],
     gone: Mapping[Committable, tuple[Gone, ...]],
     replayed: bool,
+    *,
+    proven: bool = False,
 ) -> Decision | None:
-    """Write again what was lost, and commit that; or report the loss."""
+    """Write again what was lost, and commit that; or report the loss. `proven`: see `repair`."""
     missing: Mapping[Committable, tuple[Gone, ...]] = {}
     try:
-        repaired = repair(driver, decision, lost, replayed, over)
+        repaired = repair(driver, decision, lost, replayed, over, proven=proven)
     except RowsMissing as e:
         repaired, missing = None, e.gone
     if repaired is None:
@@ -227,15 +231,14 @@ def _mend(
     return _commit_all(driver, repaired, again, over, gone, replayed)
 
 # %% ../../../nbs/protocol/phases/05_finish.ipynb #61a00003
-def _mend_parts(
-    driver: Driver, decision: Decision, over: Callable[[], bool], replayed: bool = False
-) -> Decision | None:
+def _mend_parts(driver: Driver, decision: Decision, replayed: bool = False) -> Decision | None:
     """Rule 16: what its store has said to be committed, and was aborted where its rows are, is
     written again, until there is nothing of that kind. (A repair may write a part of it, and
-    another program may end its transaction, too.) Returns and raises what `_commit_all` does.
+    another program may end its transaction, too.) Not asked is if another run has gone on: it may
+    not have looked. Returns and raises what `_commit_all` does.
     """
     while aborted := aborted_parts(driver, decision.committables):
-        mended = None if over() else _mend(driver, decision, aborted, over, {}, replayed)
+        mended = _mend(driver, decision, aborted, lambda: False, {}, replayed, proven=True)
         if mended is None or mended == decision:
             return mended
         decision = mended
@@ -264,7 +267,7 @@ def finish_late(driver: Driver, decision: Decision, *, look: bool = True) -> boo
                 end_gates(driver, done or decision, gates)
         torn = look and aborted_parts(driver, (done or decision).committables)
         if torn:
-            _mend_parts(driver, done or decision, lambda: False)
+            _mend_parts(driver, done or decision)
         return bool(late or gates or torn)
 
 

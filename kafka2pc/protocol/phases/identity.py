@@ -7,6 +7,7 @@ __all__ = ['KnownIds', 'check_place', 'check_record', 'check_unchanged', 'check_
            'not_its_log', 'check_not_put_back', 'check_identity']
 
 # %% ../../../nbs/protocol/phases/12_identity.ipynb #c002
+from itertools import chain
 from typing import Iterator, Mapping, Sequence
 
 # %% ../../../nbs/protocol/phases/12_identity.ipynb #c003
@@ -190,13 +191,13 @@ def not_its_log(query_id: str, traces: Sequence[str]) -> StaleCheckpoint:
 
 # %% ../../../nbs/protocol/phases/12_identity.ipynb #8764eca0
 def _last_named(listing: Listing, run: Token, ids: Sequence[str]) -> dict[str, Committable | None]:
-    """For each of these ids of a run its newest transaction that a COMMIT names. None: no COMMIT
+    """For each of these ids of a run its newest transaction that a record names. None: no record
     does. Without those ids about which the log cannot say so, because it was purged since the run
     claimed.
     """
     named: dict[str, Committable] = {}
-    for decision in _commits(listing, run.batch_id):
-        for c in reversed(decision.committables):  # the newest one of an id is the last
+    for record in _records(listing, run.batch_id):
+        for c in reversed(record.committables):  # the newest one of an id is the last
             named.setdefault(c.transactional_id, c)
         if named.keys() >= set(ids):
             break
@@ -204,10 +205,12 @@ def _last_named(listing: Listing, run: Token, ids: Sequence[str]) -> dict[str, C
     return {t: named.get(t) for t in ids if whole or t in named}
 
 
-def _commits(listing: Listing, batch_id: int) -> Iterator[Decision]:
-    """The COMMITs of a batch and of later ones, the newest first."""
+def _records(listing: Listing, batch_id: int) -> Iterator[Decision]:
+    """Those of a batch and of later ones, the newest first. A COMMIT that was taken back is one,
+    too: its store may have carried the commits out where other hands had aborted the rows.
+    """
     batches = [n for n in reversed(listing.batches()) if n >= batch_id]
-    return filter(None, (commit_of(listing, n) for n in batches))
+    return filter(None, chain.from_iterable(map(listing.newest_first, batches)))
 
 
 def _committed_later(driver: Driver, listing: Listing, run: Token, known: KnownIds) -> list[str]:
@@ -226,6 +229,9 @@ def check_not_put_back(driver: Driver, listing: Listing, newest: Decision, known
     from a backup, or it is another one.
     """
     later = [t for t in _all(known) if newest.token < known_name(t).token]
+    if later:  # a run that had planned before a repair of the batch before goes on under its token
+        newest_token = max(record.token for record in _records(listing, 0))
+        later = [t for t in later if newest_token < known_name(t).token]
     later = later or _committed_later(driver, listing, newest.token, known)
     # another run may have written the record since the listing
     if later and newest_record(driver.log.listing()) == newest:

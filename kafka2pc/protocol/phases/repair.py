@@ -26,8 +26,11 @@ def repair(
     lost: Sequence[Committable],
     replayed: bool,
     over: Callable[[], bool],
+    *,
+    proven: bool = False,
 ) -> Decision | None:
-    """`lost`: refused, and not committed, after commit was sent for all of the COMMIT.
+    """`lost`: refused, and not committed, after commit was sent for all of the COMMIT; or, with
+    `proven`, aborted where their rows are, which stays true if it cannot be read for a moment.
     Returns the COMMIT with other transactions to commit; None: nothing can be done. `replayed`:
     Spark writes the batch again if nothing of it is there. `over`: has another run finished the
     batch? Raises `Superseded` then, `Reopened`, `RowsMissing`, and what `salvage` raises.
@@ -41,9 +44,7 @@ def repair(
         if judged.decision.committables != decision.committables:
             return judged.decision
         _reopen(driver, judged, replayed, failed)
-        keys = {c.key for c in lost}  # a part of one may have grown since
-        aborted = [c for c, state in judged.states.items() if state is TxnState.ABORTED]
-        lost = [c for c in aborted if c.key in keys]
+        lost = _aborted_of(judged, lost, proven)
         try:
             return salvage(driver, judged, lost) if lost else None
         except RowsMissing as e:
@@ -73,3 +74,12 @@ def _reopen(driver: Driver, judged: Judgement, replayed: bool, failed: Exception
         raise reopen(driver, judged) from None
     if failed:
         raise failed
+
+
+def _aborted_of(judged: Judgement, lost: Sequence[Committable], proven: bool) -> list[Committable]:
+    """What is aborted of `lost`: a part of one may have grown since."""
+    keys = {c.key for c in lost}
+    aborted = [c for c, state in judged.states.items() if state is TxnState.ABORTED]
+    found = [c for c in aborted if c.key in keys]
+    seen = {c.key for c in found}
+    return [*found, *(c for c in lost if proven and c.key not in seen)]

@@ -131,7 +131,8 @@ def _plan(
 def _drain(driver: Driver, decided: Decision, offsets_hash: str) -> Plan:
     _check_replayed(driver, decided, offsets_hash)
     finish(driver, decided, replayed=True)
-    sweep_drained(driver, decided)
+    if sweep_drained(driver, decided):
+        finish(driver, decided, replayed=True)  # rule 16: also what was hidden until now
     return _plan(driver, decided.slot, decided.token, offsets_hash, Mode.DRAIN)
 
 

@@ -92,10 +92,11 @@ def _claimed_for(c: Committable) -> int:
     return known_name(c.transactional_id).token.batch_id
 
 # %% ../../../nbs/protocol/phases/06_sweep.ipynb #c060
-def sweep_drained(driver: Driver, decided: Decision) -> None:
+def sweep_drained(driver: Driver, decided: Decision) -> bool:
     """Abort what is open of a batch that was decided by a run which has ended, or of an older one:
     perhaps no later batch comes. A run that has gone on may use the same names, so list what is
-    open first, then the log, and touch nothing if it holds a later batch or claim.
+    open first, then the log, and touch nothing if it holds a later batch or claim. True: something
+    was aborted, which may have hidden how rows behind it ended.
     """
     token = decided.token
     own_parity: int | None = decided.slot.batch_id % 2
@@ -105,8 +106,10 @@ def sweep_drained(driver: Driver, decided: Decision) -> None:
         token, own_parity = last.token, None
     orphans = _orphans(driver, token, own_parity, decided)
     # rule 9: a run that has gone on may have opened these
-    if orphans and not overtaken(driver.log.listing(decided), decided):
+    mine = bool(orphans) and not overtaken(driver.log.listing(decided), decided)
+    if mine:
         abort_left(driver, orphans)
+    return mine
 
 # %% ../../../nbs/protocol/phases/06_sweep.ipynb #c012
 _RUNS = 8  # that are looked at for their prefix
