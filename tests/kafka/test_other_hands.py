@@ -332,8 +332,8 @@ def test_a_copy_whose_transaction_is_ended_too_is_written_again(query, monkeypat
     hand(query, query.decided().committables[0], 1)
     real, left = finish.repair, [True]
 
-    def repair(*given):
-        repaired = real(*given)
+    def repair(*given, **more):
+        repaired = real(*given, **more)
         if left:
             left.clear()
             hand(query, repaired.committables[-1], 1)
@@ -360,11 +360,11 @@ def test_a_partition_that_can_be_read_only_then_is_written_again_with_the_others
     query.store.commit(c)
     real, left = finish.repair, [True]
 
-    def repair(*given):
+    def repair(*given, **more):
         if left:
             left.clear()
             other.abort_transaction(30)
-        return real(*given)
+        return real(*given, **more)
 
     monkeypatch.setattr(finish, "repair", repair)
     restore(query.start(), 1)

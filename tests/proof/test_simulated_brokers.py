@@ -232,6 +232,31 @@ def two_transactions(p):
     p.fetch()
 
 
+def struck_by_the_tool(p):
+    """Markers that the coordinator does not know of: of the open transaction, an older epoch, an
+    unknown producer; and the records and the commit behind them.
+    """
+    p.create("t", 2)
+    p.init("a")
+    s = p.init("a")
+    p.produce("a", s, 0, 3)
+    p.produce("a", s, 0, 2, partition=1)
+    p.open_there()
+    p.strike(after(s, -1))
+    p.strike(ANOTHER)
+    p.strike(s)
+    p.describe("a")
+    p.fetch()
+    p.offsets()
+    p.produce("a", s, 3, 2)
+    p.open_there()
+    p.end("a", s, True)
+    p.fetch()
+    p.fetch(partition=1)
+    p.strike(s)
+    p.offsets()
+
+
 def while_markers_are_written(p):
     """Every request of each epoch, and of another producer, before the last marker is written."""
     p.create("t")
@@ -580,6 +605,7 @@ SCRIPTS = [
     ends_of_nothing,
     ends_of_others,
     two_transactions,
+    struck_by_the_tool,
     while_markers_are_written,
     inits,
     timeouts,

@@ -28,6 +28,7 @@ from kafka.protocol.producer.transaction import (
     InitProducerIdRequest,
 )
 
+from kafka2pc.kafka.open_there import open_in, producers_requests
 from kafka2pc.kafka.records.decoder import split
 from kafka2pc.kafka.records.encoder import record_batch, sections
 from kafka2pc.kafka.records.rows import rows_of
@@ -40,6 +41,7 @@ from kafka2pc.kafka.wire.topics import find_leaders, topic_id_in, topic_rows
 from kafka2pc.proof.child_process import until
 from kafka2pc.proof.simulation.brokers import Brokers, move_leader
 from kafka2pc.proof.simulation.network import Network, SimulatedCluster
+from kafka2pc.proof.simulation.other_hands import markers_request
 from kafka2pc.proof.simulation.partition_log import remove_before
 from kafka2pc.proof.simulation.virtual_clock import VirtualClock
 from kafka2pc.protocol.messages import PreparedTxnState
@@ -209,6 +211,24 @@ class Played:
             answer.producer_epoch,
         )
         return self.describe(word)
+
+    def strike(self, state, *, topic="t", partition=0):
+        """What Kafka's tool does to a transaction in a partition, and what is open there then."""
+        place = self.named(topic), partition
+        node = self.leader(topic, partition)
+        request = markers_request(place, state.producer_id, state.epoch)
+        [marker] = self.cluster.ask(request, node).markers
+        self.note("WriteTxnMarkers", marker.topics[0].partitions[0].error_code)
+        self.open_there(topic, partition)
+
+    def open_there(self, topic="t", partition=0):
+        """What its leader says of open transactions."""
+        node = self.leader(topic, partition)
+        [(request, _)] = producers_requests({(self.named(topic), partition): node})
+        [row] = self.cluster.ask(request, node).topics[0].partitions
+        found = open_in(topic, row)
+        rows = sorted((self.producer(f.producer_id), f.epoch, f.first_offset) for f in found)
+        self.note("DescribeProducers", row.error_code, rows)
 
     def described(self, word):
         (row,) = self._ask_coordinator(
