@@ -60,7 +60,7 @@ from kafka2pc.protocol.participant import (
 from ..protocol.phases.describe import describe_all
 from ..protocol.phases.finish import check_own, complete_newest
 from ..protocol.phases.gone import of_kind, places_gone, removed_rows
-from ..protocol.phases.identity import check_identity, check_record
+from ..protocol.phases.identity import check_identity, check_record, known_ids
 from ..protocol.phases.reopen import may_reopen
 from ..protocol.phases.sweep import left_open, sweep_and_check
 from ..protocol.phases.verify import Judgement, aborted_parts, judge
@@ -268,7 +268,7 @@ def _check_log(driver: Driver, every: bool) -> None:
     """Is this the log of this query, and are these its stores? `every`: has it no other one?"""
     newest, last = newest_commit(driver.log), newest_record(driver.log)
     if every:
-        check_identity(driver, -1)
+        check_identity(driver, -1, known=known_ids(driver), listing=driver.log.listing())
     elif last:
         check_record(driver, last)
     if newest:
@@ -399,7 +399,8 @@ _COST = {  # (commit, known) -> what a forced end costs
 # %% ../../nbs/operations/04_repair.ipynb #5017709f
 def _fence_if_alive(driver: Driver, token: Token) -> None:
     """Fence the run that holds `token`, unless a newer run has claimed already. Otherwise it could
-    decide between our read of the log and our abort.
+    decide between our read of the log and our end; and a commit that no record names, under the
+    newest claim, would make the log look as if it was put back from a backup.
     """
     last = newest_record(driver.log)
     if last is None or not token < last.token:
@@ -431,7 +432,7 @@ def end_transaction(
     refusal = find_refusal(commit, is_decided, transactional_id, describe_records(c))
     if refusal and not force:
         raise refusal
-    if own and name and not commit and not decided:
+    if own and name and not decided:
         _fence_if_alive(own, name.token)
     _end(survey, c, commit)
     return _report(c, commit, refusal is not None, own is not None)

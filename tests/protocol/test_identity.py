@@ -6,6 +6,7 @@ import copy
 import shutil
 import uuid
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from driver_steps import ORDERS, decide_only, orders_driver, prepare, write
@@ -449,6 +450,36 @@ def test_commits_that_no_record_names_are_refused(behind, workers, driver, store
         restore(driver, 3)
 
 
+@pytest.mark.parametrize("command", [fence, end_all])
+@pytest.mark.parametrize("left", ["nothing", "a batch"])
+def test_no_command_makes_a_log_that_was_put_back_look_right(left, command, driver, tmp_path):
+    """Its claim would be newer than all that the store knows, and the next start would go on."""
+    (tmp_path / "orders" / "kafka2pc").mkdir(parents=True, exist_ok=True)
+    if left == "a batch":
+        write(driver, 0)
+    put_back = backup(driver, tmp_path)
+    write(driver, len(driver.log.batches()))
+    put_back()
+    before = content(driver.log)
+    for ask in (command, command, partial(restore, batch_id=1)):
+        with pytest.raises(StaleCheckpoint):
+            ask(driver)
+    assert content(driver.log) == before, "nothing was claimed"
+
+
+def test_a_log_that_was_put_back_and_adopted_is_refused_by_the_next_start(driver, store, tmp_path):
+    """The commit that its records do not name is of an older run than the newest record."""
+    first = prepare(driver, 0)
+    commit(driver, [first], 0)
+    put_back = backup(driver, tmp_path)
+    go_on(driver, store, first.plan.token, 1)
+    put_back()
+    moved = replace(driver, about=replace(driver.about, topics=("another",)))
+    adopt(moved)
+    with pytest.raises(StaleCheckpoint, match="knows 1 later transactions"):
+        restore(moved, 1)
+
+
 def test_with_a_store_that_does_not_recall_it_is_not_noticed(driver, store, tmp_path):
     """As the guide says."""
 
@@ -491,12 +522,19 @@ def test_a_commit_by_another_run_meanwhile_is_no_false_alarm(driver, store):
 
 
 def test_after_a_commit_by_hand_an_operator_lets_the_query_go_on(driver, store):
+    """The command claims before it commits."""
+    first = prepare(driver, 0)
+    fence(driver)
+    store.commit(first.committables[0])
+    assert restore(driver, 0).mode is Mode.WRITE
+
+
+def test_a_commit_by_hand_without_a_claim_is_refused(driver, store):
     first = prepare(driver, 0)
     store.commit(first.committables[0])
-    with pytest.raises(StaleCheckpoint, match="restore CHECKPOINT"):
-        restore(driver, 0)
-    fence(driver)
-    assert restore(driver, 0).mode is Mode.WRITE
+    for ask in (fence, partial(restore, batch_id=0)):
+        with pytest.raises(StaleCheckpoint, match="needs --checkpoint"):
+            ask(driver)
 
 
 def test_claims_that_were_removed_and_batches_that_were_purged_are_no_false_alarm(driver):

@@ -132,14 +132,15 @@ def test_a_claim_that_meets_a_commit_which_does_not_count_is_not_drained():
 
 
 class SlowToLoad(MemoryLog):
-    """A reader that sleeps once, between its listing and its first load. `meanwhile`: what other
-    runs do.
+    """A reader that sleeps once, between a listing and the load after it, the `nth` one.
+    `meanwhile`: what other runs do.
     """
 
-    meanwhile = None
+    meanwhile, nth = None, 2  # the first one asks whose log it is
 
     def load(self, slot):
-        if self.meanwhile:
+        self.nth -= self.meanwhile is not None
+        if self.meanwhile and not self.nth:
             others, self.meanwhile = self.meanwhile, None
             others()
         return super().load(slot)

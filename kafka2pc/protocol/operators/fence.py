@@ -13,7 +13,7 @@ from ..log.questions import later_claim, newest_commit, overtaken
 from ..names import Token
 from ..phases.claim import claim
 from ..phases.finish import complete
-from ..phases.identity import check_identity
+from ..phases.identity import check_identity, known_ids
 from ..phases.sweep import former_drivers, sweep_and_check
 
 # %% ../../../nbs/protocol/operators/01_fence.ipynb #c294f7ea
@@ -22,17 +22,20 @@ def fence(driver: Driver) -> Token:
     more, and the run stops with `Superseded`. (One that has planned no batch yet may claim the next
     one, as a new start does.) Returns the fencing token of the claim.
 
-    1. Complete the newest decision, unless a later claim of its batch exists: every driver takes a
+    1. Is this the log of the query, and not one from a backup? The claim would make it look right.
+    2. Complete the newest decision, unless a later claim of its batch exists: every driver takes a
       batch for done once the log holds a later one.
-    2. Claim the newest batch that is not decided, or the one after the decision.
-    3. If the claim meets a COMMIT or a later record, here or in step 1, the query runs and has
-      moved on. Raises `Superseded`; nothing was changed.
+    3. Claim the newest batch that is not decided, or the one after the decision.
+    4. If the claim meets a COMMIT or a later record, here or in step 2, the query runs and has
+      moved on. Raises `Superseded`; nothing was changed. Raises what `check_identity` raises.
     """
     return _fence(driver).token
 
 
 def _fence(driver: Driver) -> Decision:
     """The claim of `fence`."""
+    known = known_ids(driver)
+    check_identity(driver, -1, driver.log.listing(), known)
     newest, batches = newest_commit(driver.log), driver.log.batches()
     # its slot was removed and won again after the log was listed
     if newest and later_claim(driver.log, newest):
@@ -58,9 +61,8 @@ def _still_runs(driver: Driver) -> Superseded:
 def end_all(driver: Driver) -> None:
     """Fence every older run, finish what is decided, and abort what is open, in all participants,
     also under a former prefix. Raises `OutcomeUnknown` if a transaction is still open after that,
-    and what `check_identity`, `fence` and a participant raise.
+    and what `fence` and a participant raise.
     """
-    check_identity(driver, -1)
     claimed = _fence(driver)
     after_win = driver.log.listing(claimed)
     drivers = [driver, *former_drivers(driver, claimed, after_win)]

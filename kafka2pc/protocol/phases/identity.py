@@ -213,12 +213,16 @@ def _records(listing: Listing, batch_id: int) -> Iterator[Decision]:
     return filter(None, chain.from_iterable(map(listing.newest_first, batches)))
 
 
-def _committed_later(driver: Driver, listing: Listing, run: Token, known: KnownIds) -> list[str]:
-    """The ids of the newest run under which something was committed that the log does not name."""
-    later = []
+def _committed_later(driver: Driver, listing: Listing, known: KnownIds) -> list[str]:
+    """The ids of the newest run under which something was committed that the log does not name.
+    ADOPT says only where the log is, and nothing of what is in it.
+    """
+    later: list[str] = []
+    claims = (record.token for record in _records(listing, 0) if not record.adopts)
+    run = next(claims, None)  # the first record may have come since
     for name, p in driver.participants.items():
         ids = [t for t in known[name] if known_name(t).token == run]
-        if ids and isinstance(p, Recalls):
+        if run and ids and isinstance(p, Recalls):
             later += p.committed_later(_last_named(listing, run, ids))
     return later
 
@@ -232,7 +236,7 @@ def check_not_put_back(driver: Driver, listing: Listing, newest: Decision, known
     if later:  # a run that had planned before a repair of the batch before goes on under its token
         newest_token = max(record.token for record in _records(listing, 0))
         later = [t for t in later if newest_token < known_name(t).token]
-    later = later or _committed_later(driver, listing, newest.token, known)
+    later = later or _committed_later(driver, listing, known)
     # another run may have written the record since the listing
     if later and newest_record(driver.log.listing()) == newest:
         raise _put_back(driver.query_id, newest, later)
@@ -256,8 +260,8 @@ def _put_back(query_id: str, newest: Decision, later: Sequence[str]) -> StaleChe
             "Use the log that has these runs. If it is gone, find out up to which offsets the rows"
             " are in the topic, and begin there, with a new checkpointLocation (startingOffsets)."
             " With decisionLog in another place, a backup of the checkpoint leaves the decisions"
-            " as they are. If you have committed a transaction by hand against the log (`commit"
-            " --force`): `restore CHECKPOINT` in the shell, then start again."
+            " as they are. A transaction that was committed by hand against the log (`commit"
+            " --force`) needs --checkpoint: then the command leaves a claim, and no start asks."
         ),
     )
 
