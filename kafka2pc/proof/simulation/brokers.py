@@ -112,7 +112,8 @@ _SCAN_S = 10  # how often a coordinator looks for transactions that are too old
 class Brokers:
     """The state of a cluster. `down`: nodes that are not there; `frozen`: nodes that do not answer
     until a time; `shift` moves all coordinators; `offsets` of groups; `met`: how often each
-    (request, error code) was answered. Only nodes that are up coordinate.
+    (request, error code) was answered; `marked`: when another program's marker was written, by
+    partition, producer id and epoch; `timed_out`: producer ids. Only nodes that are up coordinate.
     """
 
     def __init__(
@@ -130,6 +131,8 @@ class Brokers:
         self.frozen: dict[int, float] = {}
         self.offsets: dict[tuple[str, str, int], tuple[int, int, str]] = {}
         self.met: dict[tuple[str, int], int] = {}
+        self.marked: dict[tuple[Where, int, int], float] = {}
+        self.timed_out: set[int] = set()
         self.create(STATES, 1)
         clock.at(_SCAN_S, lambda: abort_late(self))
 
@@ -204,6 +207,7 @@ def _mark(
 def abort_late(brokers: Brokers) -> None:
     """Abort the transactions that are open for longer than their timeout; again and again."""
     for t in late_transactions(brokers.coordinator, brokers.clock.true_ms):
+        brokers.timed_out.add(t.producer_id)
         fence(t)
         write_markers(brokers, t)
     brokers.clock.at(_SCAN_S, lambda: abort_late(brokers))
@@ -702,6 +706,8 @@ def _marked(brokers: Brokers, node: int, marker: Any, name: str, partition: int)
                 marker.transaction_result,
                 brokers.clock.true_ms,
             )
+            place = (name, partition), marker.producer_id, marker.producer_epoch
+            brokers.marked[place] = brokers.clock.seconds
     return row(partition_index=partition, error_code=brokers.note("WriteTxnMarkers", code))
 
 # %% ../../../nbs/proof/simulation/04_brokers.ipynb #cbfab940

@@ -127,8 +127,17 @@ LASTING = (
     "late ends",
     "zombies",
 )
-# of processes that are suspended, tasks that go on after their batch, and other programs
-HANDS = ("suspended", "late tasks", "operator", "kafka's tool")
+# of processes that are suspended, tasks that go on after their batch, a user's function that
+# catches errors, and other programs
+HANDS = (
+    "suspended",
+    "late tasks",
+    "errors caught",
+    "operator",
+    "kafka's tool",
+    "retention",
+    "log turned back",
+)
 
 # %% ../../../nbs/proof/simulation/06_trouble.ipynb #c008
 def _storm(world: World) -> None:
