@@ -6,6 +6,7 @@ import uuid
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import chain, repeat
 from unittest.mock import patch
 
 import pytest
@@ -33,6 +34,7 @@ from kafka2pc.decision_logs.topic.reader import HIGH_WATERMARK, LAST_STABLE, end
 from kafka2pc.decision_logs.topic.settings import read_settings
 from kafka2pc.kafka.client import close_cluster
 from kafka2pc.kafka.wire.cluster import Cluster
+from kafka2pc.kafka.wire.connection import NotSent
 from kafka2pc.kafka.wire.topics import topic_rows
 from kafka2pc.kafka.wire.transactions import end_txn, init_producer_id
 from kafka2pc.kafka.write.sender import Sender
@@ -795,11 +797,14 @@ def test_a_topic_that_we_make_stays_short_and_one_that_may_grow_is_reported(kafk
 
 
 def test_a_topic_with_one_copy_is_reported_once_where_there_are_more_brokers(kafka, caplog):
-    """A second broker is pretended: the only one is named twice."""
+    """A second broker is pretended: the only one is named twice. The first question for the
+    brokers does not get through.
+    """
     alone, ours, theirs = (uuid.uuid4().hex for _ in range(3))
     topic_log(kafka, alone)
     kafka.create_topic(theirs, config=COMPACT)
-    with patch.object(Cluster, "nodes", lambda self: [0, 0]):
+    answers = chain([NotSent("Metadata")], repeat([0, 0]))
+    with patch.object(Cluster, "nodes", side_effect=answers):
         for _ in range(2):
             topic_log(kafka, ours)
             topic_log(kafka, theirs)

@@ -89,7 +89,7 @@ def warn_if_few_copies(
     alone = copies > 2 and settings.get("min.insync.replicas") == "1"
     if not (copies == 1 or alone) or not _COPIES_SEEN.first((cluster.cluster_id, topic)):
         return
-    brokers = len(cluster.nodes())
+    brokers = len(cluster.persist(cluster.nodes))
     if brokers > 1:
         _LOG.warning("%s", _one_is_enough(topic, copies) if alone else _one_copy(topic, brokers))
 

@@ -313,7 +313,7 @@ def own_prefix_only(name: str, query_id: str, prefix: str) -> bool:
     return name.startswith(f"{prefix}-")
 
 
-def nothing_later(driver: Driver, listing: Listing, run: Any, known: Any) -> list[str]:
+def nothing_later(driver: Driver, listing: Listing, known: Any) -> list[str]:
     """A run compares tokens only, no commits."""
     return []
 

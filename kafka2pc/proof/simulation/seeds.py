@@ -6,6 +6,7 @@
 __all__ = ['HISTORIES', 'play', 'Shortest', 'shortest', 'Played', 'play_seeds']
 
 # %% ../../../nbs/proof/simulation/13_seeds.ipynb #c002
+import gc
 import logging
 import os
 import time
@@ -13,7 +14,6 @@ from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Callable, Iterable, Iterator
 
 # %% ../../../nbs/proof/simulation/13_seeds.ipynb #c003
@@ -122,14 +122,20 @@ def _play_share(share: tuple[str, range]) -> list[Result]:
     return [play(kind, seed) for seed in seeds]
 
 
+def _prepare() -> None:
+    """A process plays, and does little else: its warnings are not read, and it collects seldom."""
+    logging.disable(logging.WARNING)
+    gc.freeze()
+    gc.set_threshold(50_000)
+
+
 @contextmanager
 def _mapper(processes: int) -> Iterator[Callable]:
     """Like `map`, in so many processes, whose warnings are not read; in this one if it is one."""
     if processes == 1:
         yield map
         return
-    quiet = partial(logging.disable, logging.WARNING)
-    with ProcessPoolExecutor(processes, initializer=quiet) as pool:
+    with ProcessPoolExecutor(processes, initializer=_prepare) as pool:
         yield pool.map
 
 

@@ -15,10 +15,12 @@ from typing import Callable, Iterator, Sequence
 from unittest.mock import patch
 
 # %% ../../../nbs/proof/simulation/06_trouble.ipynb #c003
+from ...decision_logs.topic import settings
 from ...kafka import participant
 from .brokers import Brokers, Weather, move_leader
 from .network import Fates, Network
 from .virtual_clock import VirtualClock
+from ...protocol.kept import Kept
 from ...protocol.names import Names
 
 # %% ../../../nbs/proof/simulation/06_trouble.ipynb #b7e56d8d
@@ -218,8 +220,8 @@ class _NamesOfThread(threading.local):
 
 @contextmanager
 def chances_of(seed: int) -> Iterator[None]:
-    """In this block the client's own chances come from the seed, and no name was used before. Each
-    thread is a worker process, with names of its own.
+    """In this block the client's own chances come from the seed, no name was used before, and no
+    topic was looked at. Each thread is a worker process, with names of its own.
     """
     dice = random.Random(seed)
     random.seed(seed)
@@ -227,5 +229,6 @@ def chances_of(seed: int) -> Iterator[None]:
     with (
         patch.object(uuid, "uuid4", made_of_dice),
         patch.object(participant, "_NAMES", _NamesOfThread()),
+        patch.object(settings, "_COPIES_SEEN", Kept()),
     ):
         yield
