@@ -287,6 +287,30 @@ def test_of_rows_that_are_gone_the_loss_is_named(query):
     assert sorted(query.seen()) == ["b", "d", "f"]
 
 
+def test_rows_that_are_gone_do_not_keep_others_from_being_written_again(query):
+    """Two transactions are aborted; the rows of one of them are removed since."""
+    driver = query.start()
+    plan = restore(driver, 0)
+    messages = []
+    for task, rows in enumerate((["a"], ["b"], ["c"])):
+        query.columns = {"partition": [task % 2]}
+        messages.append(query.task(replace(plan, task=task), rows))
+    decided = decide(driver, plan, messages)
+    for c in decided.committables[:2]:
+        assert query.store.abort(c) is Outcome.DONE
+    assert query.store.commit(decided.committables[2]) is Outcome.DONE
+    query.settle()
+    query.remove(1)
+    with pytest.raises(LostTransaction, match=f"gone are offsets 0 to 0 of {query.topic}-0") as e:
+        restore(query.start(), 0)
+    assert [t.transactional_id for t in e.value.transactions] == [
+        decided.committables[0].transactional_id
+    ]
+    assert sorted(query.seen()) == ["b", "c"]
+    restore(query.start(lost_transactions="skip"), 0)
+    assert sorted(query.seen()) == ["b", "c"]
+
+
 def test_a_watcher_commits_the_rest_and_says_what_was_aborted(query):
     decided = query.decided()
     hand(query, decided.committables[0], 1)

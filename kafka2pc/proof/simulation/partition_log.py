@@ -40,6 +40,7 @@ class Entry:
     leader_epoch: int
     marker: bool | None = None
     copied: bool = False
+    keys: frozenset[bytes | None] | None = None  # of its records, once they are asked for
 
     def served(self) -> bytes:
         """The batch as a reader gets it: with its offset and the epoch of the leader."""
@@ -279,6 +280,8 @@ def _was_aborted(log: PartitionLog, e: Entry) -> bool:
     return any(a.producer_id == e.producer_id and a.first <= e.base < a.marker for a in log.aborted)
 
 
-def _keys(entry: Entry) -> set[bytes | None]:
-    columns = decode(list(split(entry.content)), 0, 1 << 60)
-    return {key for found in columns for key in found.keys.to_pylist()}
+def _keys(entry: Entry) -> frozenset[bytes | None]:
+    if entry.keys is None:
+        columns = decode(list(split(entry.content)), 0, 1 << 60)
+        entry.keys = frozenset(key for found in columns for key in found.keys.to_pylist())
+    return entry.keys

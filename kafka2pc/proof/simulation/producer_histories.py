@@ -328,7 +328,7 @@ def judge(world: World, w: Written, key_of: Callable[[int], bytes] = one_key) ->
 @dataclass(frozen=True)
 class Result:
     """What a seed has shown. `wrong` is empty: exactly once. `failed`: the errors that were raised;
-    `seconds`: virtual ones; `met`: how often each (request, trouble) was met;
+    `seconds`: virtual ones; `met`: how often each (phase, request, trouble) was met;
     `kinds`: of trouble that the seed has; `log`: what happened, in words, if it was kept.
     """
 
@@ -337,7 +337,7 @@ class Result:
     failed: list[End]
     seconds: float
     rows: int
-    met: dict[tuple[str, str], int]
+    met: dict[tuple[str, str, str], int]
     kinds: list[str]
     log: list[str]
 
@@ -345,7 +345,7 @@ class Result:
 def result_of(world: World, seed: int, w: Written, wrong: list[str]) -> Result:
     """What this history has shown."""
     met = dict(world.network.met)
-    met |= {(kind, f"code {code}"): n for (kind, code), n in world.brokers.met.items()}
+    met |= {("", kind, f"code {code}"): n for (kind, code), n in world.brokers.met.items()}
     rows = sum(map(len, w.rows.values()))
     log = world.network.log or []
     return Result(seed, wrong, w.failed, world.clock.seconds, rows, met, world.kinds, log)

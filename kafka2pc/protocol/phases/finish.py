@@ -218,12 +218,18 @@ def _mend(
     *,
     proven: bool = False,
 ) -> Decision | None:
-    """Write again what was lost, and commit that; or report the loss. `proven`: see `repair`."""
+    """Write again what was lost, and commit that; or report the loss, when the rest is written.
+    `proven`: see `repair`.
+    """
     missing: Mapping[Committable, tuple[Gone, ...]] = {}
     try:
         repaired = repair(driver, decision, lost, replayed, over, proven=proven)
     except RowsMissing as e:
         repaired, missing = None, e.gone
+        rest = [c for c in lost if c not in missing]
+        lost = [c for c in lost if c in missing]
+        if rest and lost:
+            _mend(driver, decision, rest, over, gone, replayed, proven=proven)
     if repaired is None:
         report_loss(driver, decision, lost, gone, missing)
         return decision
