@@ -24,7 +24,6 @@ from kafka2pc.proof.simulation.query_runs import (
 )
 from .trouble import ACTS, LASTING
 from ...protocol.error_fields import Affected
-from ...protocol.errors import LostTransaction
 from ...protocol.log.questions import commit_of
 from ...protocol.log.slots import Listing
 from ...protocol.messages import PreparedTxnState
