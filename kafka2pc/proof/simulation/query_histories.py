@@ -106,6 +106,7 @@ def _query_of(world: World, most: int, timeout_s: int, short: random.Random) -> 
         tasks=dice.choice((1, 2)),
         topic_log=dice.random() < 0.5,
         gated=dice.random() < 0.3,
+        sparse=dice.random() < 0.2,
     )
     if timeout_s < 600:
         query.timeout_ms, query.pause_s = timeout_s * 1_000, 3 * timeout_s

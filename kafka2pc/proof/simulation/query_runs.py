@@ -32,10 +32,10 @@ from ...protocol.errors import LostTransaction, TwoPhaseError
 from ...protocol.log.decisions import Decision, Identity, Slot
 from ...protocol.log.slots import DecisionLog
 from ...protocol.messages import CommitMessage, Mode, Plan, PreparedTxnState
-from ...protocol.phases.commit import commit
+from ...protocol.phases import commit as commit_phase
+from ...protocol.phases import precommit as precommit_phase
+from ...protocol.phases import restore as restore_phase
 from ...protocol.phases.passed_over import leave_note
-from ...protocol.phases.precommit import precommit
-from ...protocol.phases.restore import restore
 from ...protocol.policies import retry_unknown
 
 # %% ../../../nbs/proof/simulation/11_query_runs.ipynb #10aa0001
@@ -77,9 +77,10 @@ class Notes:
 @dataclass
 class Query:
     """What outlives the runs of a query. `topic_log`: the decisions are in a topic, else in
-    `records`; `gated`: a batch is visible as a whole; `alone`: it has one supervisor; `place`: of
-    the checkpoint; `timeout_ms`: of its transactions; `pause_s`: the longest time until it is
-    started again; `ended`, `late`, `typed`: how each run, late task and command has ended.
+    `records`; `gated`: a batch is visible as a whole; `sparse`: some tasks have no rows; `alone`:
+    it has one supervisor; `place`: of the checkpoint; `timeout_ms`: of its transactions; `pause_s`:
+    the longest time until it is started again; `ended`, `late`, `typed`: how each run, late task
+    and command has ended.
     """
 
     world: World
@@ -87,6 +88,7 @@ class Query:
     tasks: int
     topic_log: bool = False
     gated: bool = False
+    sparse: bool = False
     alone: bool = True
     place: int = 0
     timeout_ms: int = 600_000
@@ -111,6 +113,8 @@ class Query:
 
     def rows(self, batch_id: int, task: int) -> list[tuple[int, int]]:
         """(number, partition) of the rows of a task."""
+        if self.sparse and (batch_id + task) % 3 == 0:
+            return []
         first = batch_id * 1_000 + task * 100
         partitions = len(self.world.brokers.topics[TOPIC].partitions)
         return [(n, n % partitions) for n in range(first, first + 3 + 7 * task)]
@@ -196,8 +200,9 @@ def driver_of_life(query: Query, life: Life) -> Driver:
 # %% ../../../nbs/proof/simulation/11_query_runs.ipynb #515a649c
 def _task(query: Query, plan: Plan, task: int, life: Life) -> CommitMessage:
     store = _process(query, life)
-    rows = iter([_frame(query.rows(plan.batch_id, task))])
-    return precommit([store], replace(plan, task=task), rows)
+    rows = query.rows(plan.batch_id, task)
+    frames = iter([_frame(rows)] if rows else [])
+    return precommit_phase.precommit([store], replace(plan, task=task), frames)
 
 
 def _late_task(query: Query, plan: Plan, task: int, life: Life) -> None:
@@ -230,7 +235,7 @@ def _write(query: Query, driver: Driver, plan: Plan) -> None:
     called = {c.state for m in messages for c in m.committables}
     query.notes.called |= dict.fromkeys(called, clock.seconds)
     try:
-        commit(driver, messages, plan.batch_id)
+        commit_phase.commit(driver, messages, plan.batch_id)
     except TwoPhaseError:
         catches = "errors caught" in query.world.kinds and not query.awake
         if catches and leave_note(driver, plan.batch_id):
@@ -246,7 +251,8 @@ def run(query: Query, life: Life) -> None:
     driver, mine, batch_id = replace(driver_of_life(query, life), began=lambda: began), None, began
     while batch_id < query.batches:
         asked_s = clock.seconds
-        plan = restore(driver, batch_id, offsets_hash=f"rows of {batch_id}", mine=mine)
+        offsets = f"rows of {batch_id}"
+        plan = restore_phase.restore(driver, batch_id, offsets_hash=offsets, mine=mine)
         if plan.mode is Mode.WRITE and not mine:
             query.notes.looked.append((asked_s, batch_id - 1))
         _write(query, driver, plan)
