@@ -287,6 +287,21 @@ def test_of_rows_that_are_gone_the_loss_is_named(query):
     assert sorted(query.seen()) == ["b", "d", "f"]
 
 
+def test_a_transaction_that_is_given_up_is_named_with_all_that_is_lost(query):
+    """Rows are removed in one partition, and another program has ended it in the other one."""
+    [c] = query.decided().committables
+    abort_there(query.kafka.bootstrap_servers, c, (query.topic, 1))
+    query.remove(2)
+    with pytest.raises(LostTransaction) as caught:
+        restore(query.start(), 0)
+    [lost] = caught.value.transactions
+    assert sorted((p.partition, p.first_offset, p.last_offset) for p in lost.places) == [
+        (0, 0, 1),
+        (1, 0, 2),
+    ]
+    assert "another program" in caught.value.why
+
+
 def test_rows_that_are_gone_do_not_keep_others_from_being_written_again(query):
     """Two transactions are aborted; the rows of one of them are removed since."""
     driver = query.start()

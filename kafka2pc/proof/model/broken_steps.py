@@ -334,18 +334,18 @@ def whole_if_a_part(driver: Driver, cs: Sequence[Committable]) -> dict:
     return parts | {c: TxnState.ABORTED for c in cs if c.transactional_id in ids}
 
 
-def nothing_gone(driver: Driver, cs: Sequence[Committable]) -> dict:
+def nothing_gone(driver: Driver, cs: Sequence[Committable], **how: bool) -> dict:
     """A late finish does not ask if rows are there."""
     return {}
 
 
-def gone_unasked(driver: Driver, cs: Sequence[Committable]) -> dict:
+def gone_unasked(driver: Driver, cs: Sequence[Committable], **how: bool) -> dict:
     """Rows that are not there are lost, whatever has become of their transaction."""
     store: Any = driver.participants["kafka"]
-    return {c: gone for c, gone in zip(cs, store.gone(cs), strict=True) if gone}
+    return {c: gone for c, gone in zip(cs, store.gone(cs, **how), strict=True) if gone}
 
 
-def gone_after_the_state(driver: Driver, cs: Sequence[Committable]) -> dict:
+def gone_after_the_state(driver: Driver, cs: Sequence[Committable], **how: bool) -> dict:
     """First is it open, then are its rows there."""
     states = [s.state for s in describe_all(driver, cs)]
     still_open = [
@@ -353,7 +353,7 @@ def gone_after_the_state(driver: Driver, cs: Sequence[Committable]) -> dict:
         for c, state in zip(cs, states, strict=True)
         if state in (TxnState.OPEN, TxnState.PRECOMMITTED)
     ]
-    return gone_unasked(driver, still_open) if still_open else {}
+    return gone_unasked(driver, still_open, **how) if still_open else {}
 
 
 def take_unknown_as_done(

@@ -65,6 +65,14 @@ def check_own(driver: Driver, decision: Decision) -> None:
         )
 
 # %% ../../../nbs/protocol/phases/05_finish.ipynb #53eee99e
+def _incomplete(driver: Driver, cs: Sequence[Committable]) -> dict[Committable, tuple[Gone, ...]]:
+    """`rows_gone`, and of each of these also what another program has ended: a transaction that is
+    given up is not looked at again.
+    """
+    gone = rows_gone(driver, cs)
+    return gone | (rows_gone(driver, list(gone), open_there=True) if gone else {})
+
+
 def _commit_all(
     driver: Driver,
     decision: Decision,
@@ -116,7 +124,7 @@ def finish(
         with driver.history.of("finish", batch_id=decision.slot.batch_id):
             over = lambda: _finished_by_another(driver, decision)
             gates = decision.gates if after_win else gates_left(driver, decision)
-            gone = {} if after_win else rows_gone(driver, decision.committables)
+            gone = {} if after_win else _incomplete(driver, decision.committables)
             done = _commit_all(driver, decision, decision.committables, over, gone, replayed)
             if done:
                 end_gates(driver, done, gates)
@@ -268,7 +276,7 @@ def finish_late(driver: Driver, decision: Decision, *, look: bool = True) -> boo
         done: Decision | None = decision
         if late or gates:
             with driver.history.of("finish", batch_id=decision.slot.batch_id):
-                gone = rows_gone(driver, late)
+                gone = _incomplete(driver, late)
                 done = _commit_all(driver, decision, late, lambda: False, gone)
                 end_gates(driver, done or decision, gates)
         torn = look and aborted_parts(driver, (done or decision).committables)
