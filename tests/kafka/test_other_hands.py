@@ -264,10 +264,11 @@ def test_an_end_through_the_coordinator_is_refused_or_written_again(query, decid
 
 
 @pytest.mark.parametrize("policy", ["fail", "skip"])
-def test_what_is_not_to_be_repaired_is_reported(query, policy):
+def test_what_is_not_to_be_repaired_is_reported(query, policy, caplog):
     hand(query, query.decided().committables[0], 1)
     if policy == "skip":
         restore(query.start(lost_transactions="skip"), 0)
+        assert "given up" in caplog.text and f"{query.topic}-0: 3 at offsets 0 to 2" in caplog.text
         return
     with pytest.raises(LostTransaction) as caught:
         restore(query.start(lost_transactions="fail"), 0)

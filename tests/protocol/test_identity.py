@@ -27,7 +27,7 @@ from kafka2pc.protocol.log.questions import commit_of, newest_record
 from kafka2pc.protocol.log.slots import MemoryLog
 from kafka2pc.protocol.memory import MemoryParticipant
 from kafka2pc.protocol.messages import Mode
-from kafka2pc.protocol.names import Names
+from kafka2pc.protocol.names import Names, new_token
 from kafka2pc.protocol.operators.adopt import adopt
 from kafka2pc.protocol.operators.fence import end_all, fence
 from kafka2pc.protocol.participant import Outcome, StoreIdentity
@@ -545,6 +545,17 @@ def test_claims_that_were_removed_and_batches_that_were_purged_are_no_false_alar
             prepare(few, batch_id)
         write(few, batch_id)
     assert restore(few, 4).mode is Mode.WRITE
+
+
+def test_a_slot_that_was_purged_and_is_won_again_is_no_false_alarm(driver, store):
+    """By a run that slept before its create. The claim of the run that wrote is gone."""
+    few = driver.within(keep_batches=0)
+    first = prepare(few, 0)
+    slept = replace(newest_record(few.log), token=new_token(0, 1))
+    commit(few, [first], 0)
+    go_on(few, store, first.plan.token, 1)
+    assert few.log.create(slept) == slept
+    assert restore(few, 2).mode is Mode.WRITE
 
 
 def test_another_cluster_is_still_refused(driver, store):

@@ -7,6 +7,7 @@ __all__ = ['after_the_decision', 'check_own', 'finish', 'uncommitted', 'report_l
            'complete_newest']
 
 # %% ../../../nbs/protocol/phases/05_finish.ipynb #c002
+import logging
 from contextlib import contextmanager, suppress
 from types import MappingProxyType
 from typing import Callable, Iterator, Mapping, Sequence
@@ -63,6 +64,20 @@ def check_own(driver: Driver, decision: Decision) -> None:
             " query",
             why="Copied, or forged.",
         )
+
+# %% ../../../nbs/protocol/phases/05_finish.ipynb #05000002
+_LOG = logging.getLogger(__name__)
+
+
+def _torn(driver: Driver, cs: Sequence[Committable]) -> list[Committable]:
+    """`aborted_parts`. The loss that it may raise is only logged where losses are to be skipped."""
+    try:
+        return aborted_parts(driver, cs)
+    except LostTransaction as e:
+        if driver.policy.lost_transactions != "skip":
+            raise
+        _LOG.warning("given up, because losses are to be skipped: %s", e.what)
+        return []
 
 # %% ../../../nbs/protocol/phases/05_finish.ipynb #53eee99e
 def _incomplete(driver: Driver, cs: Sequence[Committable]) -> dict[Committable, tuple[Gone, ...]]:
@@ -129,7 +144,7 @@ def finish(
             if done:
                 end_gates(driver, done, gates)
             late = done is not None and look and not after_win
-            if done and late and aborted_parts(driver, done.committables):
+            if done and late and _torn(driver, done.committables):
                 done = _mend_parts(driver, done, replayed)
             return done is not None
 
@@ -184,8 +199,8 @@ def report_loss(
     missing: Mapping[Committable, Sequence[Gone]] = MappingProxyType({}),
 ) -> None:
     """`lost`: not committed, and not open any more; `missing`: which of their rows are not there.
-    `gone`: open, and rows of it are not there. Raises `LostTransaction`, unless losses are to be
-    skipped, and `OutcomeUnknown` if they are to be repaired later.
+    `gone`: open, and rows of it are not there. Raises `LostTransaction`, or logs it if losses are
+    to be skipped, and `OutcomeUnknown` if they are to be repaired later.
     """
     incomplete = affected_by(gone)
     transactions = (*affected(lost), *incomplete)
@@ -211,7 +226,9 @@ def report_loss(
         transactions=len(transactions),
         what=what,
     )
-    if driver.policy.lost_transactions != "skip":
+    if driver.policy.lost_transactions == "skip":
+        _LOG.warning("given up, because losses are to be skipped: %s", what)
+    else:
         why = [*([LostTransaction.why] if lost else []), *reasons(gone), *reasons(missing)]
         raise LostTransaction(what, why=" ".join(why), **fields)
 
@@ -251,7 +268,7 @@ def _mend_parts(driver: Driver, decision: Decision, replayed: bool = False) -> D
     another program may end its transaction, too.) Not asked is if another run has gone on: it may
     not have looked. Returns and raises what `_commit_all` does.
     """
-    while aborted := aborted_parts(driver, decision.committables):
+    while aborted := _torn(driver, decision.committables):
         mended = _mend(driver, decision, aborted, lambda: False, {}, replayed, proven=True)
         if mended is None or mended == decision:
             return mended
@@ -279,7 +296,7 @@ def finish_late(driver: Driver, decision: Decision, *, look: bool = True) -> boo
                 gone = _incomplete(driver, late)
                 done = _commit_all(driver, decision, late, lambda: False, gone)
                 end_gates(driver, done or decision, gates)
-        torn = look and aborted_parts(driver, (done or decision).committables)
+        torn = look and _torn(driver, (done or decision).committables)
         if torn:
             _mend_parts(driver, done or decision)
         return bool(late or gates or torn)

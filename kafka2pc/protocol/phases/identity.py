@@ -193,7 +193,7 @@ def not_its_log(query_id: str, traces: Sequence[str]) -> StaleCheckpoint:
 def _last_named(listing: Listing, run: Token, ids: Sequence[str]) -> dict[str, Committable | None]:
     """For each of these ids of a run its newest transaction that a record names. None: no record
     does. Without those ids about which the log cannot say so, because it was purged since the run
-    claimed.
+    claimed. (Its slot may be there again: a slower run, whose create came later, has won it.)
     """
     named: dict[str, Committable] = {}
     for record in _records(listing, run.batch_id):
@@ -201,7 +201,9 @@ def _last_named(listing: Listing, run: Token, ids: Sequence[str]) -> dict[str, C
             named.setdefault(c.transactional_id, c)
         if named.keys() >= set(ids):
             break
-    whole = Slot(run.batch_id, run.attempt - 1) in listing.slots
+    claim = Slot(run.batch_id, run.attempt - 1), run
+    chain = filter(None, listing.newest_first(run.batch_id))
+    whole = any((record.slot, record.token) == claim for record in chain)
     return {t: named.get(t) for t in ids if whole or t in named}
 
 

@@ -42,11 +42,8 @@ def _final(p: Participant, cs: Sequence[Committable]) -> Mapping[Committable, Tx
 
 def aborted_parts(driver: Driver, cs: Sequence[Committable]) -> list[Committable]:
     """Rule 16: what was aborted where its rows are, of transactions that their store reports as
-    committed. Not asked are a store that is not `KeepsAborted`, and any, if losses are to be
-    skipped.
+    committed. Not asked is a store that is not `KeepsAborted`.
     """
-    if driver.policy.lost_transactions == "skip":
-        return []
     kept = [c for c in cs if isinstance(driver.participants.get(c.participant), KeepsAborted)]
     states = final_states(driver, kept)
     return [part for part, state in states.items() if state is TxnState.ABORTED]
