@@ -94,6 +94,10 @@ drill: $(READY) ## crash real queries at every point, into one store and two, th
 seeds: $(READY) ## simulated histories of the client under a virtual clock, without a broker: each failure is a seed (SEEDS=1000 of each kind, SEED=0 the first)
 	@$(BIN)/kafka2pc drill --seeds $(SEEDS) --seed $(or $(SEED),0)
 
+.PHONY: first-seeds
+first-seeds: $(READY) ## when the generator of query histories has changed: which seed finds each rule that is switched off; half an hour
+	@$(BIN)/python tools/first_seeds.py
+
 .PHONY: bench
 bench: $(READY) ## measure engines, sinks and sources beside warm, tuned competitors, taking turns, and renew the notebooks about it (a quiet machine, ROUNDS=3: 30 to 40 minutes)
 	@$(BIN)/kafka2pc bench --rounds $(ROUNDS) --images output

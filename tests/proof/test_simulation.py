@@ -17,6 +17,8 @@ from kafka2pc.proof.simulation.mutants import MUTANTS, SEEDS, found_by
 from kafka2pc.proof.simulation.network import Network
 from kafka2pc.proof.simulation.partition_log import remove_before
 from kafka2pc.proof.simulation.producer_histories import SimulatedKafka, rows_in
+from kafka2pc.proof.simulation.query_histories import query_history
+from kafka2pc.proof.simulation.rules_off import FIRST_SEEDS, QUERY_MUTANTS
 from kafka2pc.proof.simulation.seeds import play, shortest
 from kafka2pc.proof.simulation.trouble import chances_of
 from kafka2pc.proof.simulation.virtual_clock import VirtualClock
@@ -47,6 +49,23 @@ def test_each_mutant_is_found_by_its_seed():
     """Another generator has other seeds: `seeds_until_found` names the new ones."""
     survivors = [name for name, m in MUTANTS.items() if not found_by(m, SEEDS[name])]
     assert survivors == []
+
+
+def test_each_rule_that_is_off_and_each_fault_put_back_is_found_by_its_seed():
+    """Another generator has other seeds: `make first-seeds` writes the new ones."""
+    shown = {
+        name: found_by(QUERY_MUTANTS[name], n, query_history) for name, n in FIRST_SEEDS.items()
+    }
+    assert [name for name, text in shown.items() if not text] == []
+    every_kind = ("duplicate", "lost", "is open at", "the last run", "are there", "torn", "late:")
+    assert [kind for kind in every_kind if not any(kind in t for t in shown.values())] == []
+
+
+def test_a_seed_that_goes_wrong_is_a_story():
+    with QUERY_MUTANTS["sweep"].planted():
+        text = str(shortest("query", FIRST_SEEDS["sweep"]))
+    for words in ("begins to plan batch 0", "has written task 0", "is open at", "drill --hist"):
+        assert words in text, text
 
 
 def test_a_seed_is_the_same_history_in_each_process():

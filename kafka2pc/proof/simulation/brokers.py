@@ -113,7 +113,8 @@ class Brokers:
     """The state of a cluster. `down`: nodes that are not there; `frozen`: nodes that do not answer
     until a time; `shift` moves all coordinators; `offsets` of groups; `met`: how often each
     (request, error code) was answered; `marked`: when another program's marker was written, by
-    partition, producer id and epoch; `timed_out`: producer ids. Only nodes that are up coordinate.
+    partition, producer id and epoch; `timed_out`: when a timeout has
+    ended a transaction, by producer id and epoch. Only nodes that are up coordinate.
     """
 
     def __init__(
@@ -132,7 +133,7 @@ class Brokers:
         self.offsets: dict[tuple[str, str, int], tuple[int, int, str]] = {}
         self.met: dict[tuple[str, int], int] = {}
         self.marked: dict[tuple[Where, int, int], float] = {}
-        self.timed_out: set[int] = set()
+        self.timed_out: dict[tuple[int, int], float] = {}
         self.create(STATES, 1)
         clock.at(_SCAN_S, lambda: abort_late(self))
 
@@ -207,7 +208,7 @@ def _mark(
 def abort_late(brokers: Brokers) -> None:
     """Abort the transactions that are open for longer than their timeout; again and again."""
     for t in late_transactions(brokers.coordinator, brokers.clock.true_ms):
-        brokers.timed_out.add(t.producer_id)
+        brokers.timed_out[t.producer_id, t.epoch] = brokers.clock.seconds
         fence(t)
         write_markers(brokers, t)
     brokers.clock.at(_SCAN_S, lambda: abort_late(brokers))

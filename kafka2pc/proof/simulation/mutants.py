@@ -29,7 +29,7 @@ from ...kafka.write import column_producer, lanes, sender
 from ...kafka.write.lanes import Batch, Lane
 from ...kafka.write.leaders import Leaders
 from ...kafka.write.sender import Sender
-from .producer_histories import producer_history
+from .producer_histories import Result, producer_history
 from ...protocol.errors import PrecommitFailed, TwoPhaseError
 from ...protocol.names import Names, Token
 from ...protocol.participant import Outcome
@@ -73,13 +73,13 @@ def _add(name: str, what: str, *changes: tuple[Any, str, Any]) -> None:
     MUTANTS[name] = Mutant(name, what, changes)
 
 # %% ../../../nbs/proof/simulation/16_mutants.ipynb #c008
-def found_by(mutant: Mutant, seed: int) -> str:
+def found_by(mutant: Mutant, seed: int, history: Callable[[int], Result] = producer_history) -> str:
     """What shows in this seed that the client is broken: an anomaly, a stop of its own, or a crash;
     empty if nothing does. Raises TypeError or AttributeError if the mutant does not fit.
     """
     try:
         with mutant.planted():
-            wrong = producer_history(seed).wrong
+            wrong = history(seed).wrong
     except TwoPhaseError:
         return ""
     except (TypeError, AttributeError):

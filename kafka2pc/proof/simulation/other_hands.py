@@ -86,6 +86,7 @@ def abort_by_tool(query: Query, times: int) -> None:
         began = log.producers[producer_id].open_at or 0
         rows = frozenset(n for _, n in rows_of(log, producer_id, began))
         query.notes.struck.append(Strike(where, PreparedTxnState(producer_id, epoch), rows))
+        query.tell(f"Kafka's tool aborts rows {sorted(rows)} in partition {where[1]}")
         cluster.ask_each([(markers_request(where, producer_id, epoch), log.leader)])
 
 # %% ../../../nbs/proof/simulation/12_other_hands.ipynb #11bb0002
@@ -115,6 +116,7 @@ def remove_rows(query: Query, times: int) -> None:
         if ends:
             before = dice.choice(ends)
             _note_removed(query, number, before)
+            query.tell(f"retention removes partition {number} up to offset {before}")
             remove_before(logs[number], before)
 
 # %% ../../../nbs/proof/simulation/12_other_hands.ipynb #11aa0002
@@ -151,5 +153,6 @@ def type_commands(query: Query, times: int) -> None:
         try:
             COMMANDS[command](driver_of_life(query, life_of(query, phase=command)))
             query.typed.append(End(command))
+            query.tell(f"the command {command} has ended")
         except TwoPhaseError as e:
             note_end(query, query.typed, e)

@@ -329,7 +329,8 @@ def judge(world: World, w: Written, key_of: Callable[[int], bytes] = one_key) ->
 class Result:
     """What a seed has shown. `wrong` is empty: exactly once. `failed`: the errors that were raised;
     `seconds`: virtual ones; `met`: how often each (phase, request, trouble) was met;
-    `kinds`: of trouble that the seed has; `log`: what happened, in words, if it was kept.
+    `kinds`: of trouble that the seed has; `log`: the requests, in words, if they were kept;
+    `story`: what else has happened, of a query.
     """
 
     seed: int
@@ -340,6 +341,7 @@ class Result:
     met: dict[tuple[str, str, str], int]
     kinds: list[str]
     log: list[str]
+    story: list[str] = field(default_factory=list)
 
 
 def result_of(world: World, seed: int, w: Written, wrong: list[str]) -> Result:

@@ -8,7 +8,9 @@ __all__ = ['query_history']
 # %% ../../../nbs/proof/simulation/14_query_histories.ipynb #c002
 import random
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
+from operator import itemgetter
 from typing import Callable
 
 # %% ../../../nbs/proof/simulation/14_query_histories.ipynb #c004
@@ -95,10 +97,8 @@ def _last_runs(query: Query) -> None:
     return run(query, Life())
 
 # %% ../../../nbs/proof/simulation/14_query_histories.ipynb #14cc0001
-def _query_of(world: World, most: int, timeout_s: int, short: random.Random) -> Query:
-    """The query of this world, with at most so many batches. `short`: the dice of one whose
-    transactions soon time out.
-    """
+def _query_of(world: World, seed: int, most: int, timeout_s: int) -> Query:
+    """The query of this world, with at most so many batches, and this timeout."""
     dice = world.clock.dice
     query = Query(
         world,
@@ -110,11 +110,22 @@ def _query_of(world: World, most: int, timeout_s: int, short: random.Random) -> 
     )
     if timeout_s < 600:
         query.timeout_ms, query.pause_s = timeout_s * 1_000, 3 * timeout_s
-        query.dies_at_ends = short
-        query.tasks = short.choice((1, 2, 3))
+        query.dies_at_ends = random.Random(f"{seed} ends")
+        query.tasks = query.dies_at_ends.choice((1, 2, 3))
+    keeps = random.Random(f"{seed} keeps")
+    if not query.topic_log and keeps.random() < 0.4:
+        query.keeps = keeps.choice((0, 1))
     return query
 
 # %% ../../../nbs/proof/simulation/14_query_histories.ipynb #12aa0007
+def _story(query: Query) -> list[str]:
+    """What has happened, in order; a timeout is known to the brokers only."""
+    ends = query.world.brokers.timed_out.items()
+    timeouts = [(at_s, f"the timeout of producer {i} epoch {e} strikes") for (i, e), at_s in ends]
+    lines = sorted([*(query.story or ()), *timeouts], key=itemgetter(0)) if query.story else ()
+    return [f"{at_s:9.3f} s  {text}" for at_s, text in lines]
+
+# %% ../../../nbs/proof/simulation/14_query_histories.ipynb #14cc0003
 def _play(seed: int, most: int, without: frozenset[str], keep_log: bool) -> Result:
     short = random.Random(f"{seed} timeouts")
     timeout_s = short.choice((20, 60)) if short.random() < _SHORT else 600
@@ -129,7 +140,8 @@ def _play(seed: int, most: int, without: frozenset[str], keep_log: bool) -> Resu
     world.network.log = [] if keep_log else None
     world.brokers.create(TOPIC, dice.choice((1, 2)))
     create_topic_of_log(world)
-    query = _query_of(world, most, timeout_s, short)
+    query = _query_of(world, seed, most, timeout_s)
+    query.story = [] if keep_log else None
     w = Written()
     try:
         lives = dice.choice(((3,), (2, 2), (3, 3)))
@@ -148,4 +160,5 @@ def _play(seed: int, most: int, without: frozenset[str], keep_log: bool) -> Resu
     for where, number in expected_rows(query):
         if number not in missing:
             w.rows[where].append(number)
-    return result_of(world, seed, w, judge(world, w, task_of))
+    result = result_of(world, seed, w, judge(world, w, task_of))
+    return replace(result, story=_story(query))

@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['expected_rows', 'task_of', 'may_be_lost', 'rows_there', 'rows_named', 'false_alarm', 'torn', 'unexplained',
-           'may_be_missing', 'judge_query']
+           'may_be_missing', 'decided_late', 'judge_query']
 
 # %% ../../../nbs/proof/simulation/13_query_judge.ipynb #c002
+import math
 from itertools import chain
 from typing import Iterator
 
@@ -42,9 +43,12 @@ def task_of(number: int) -> bytes:
     return str(number % 1_000 // 100).encode()
 
 # %% ../../../nbs/proof/simulation/13_query_judge.ipynb #a12f8ae7
-def _decided(listing: Listing) -> dict[PreparedTxnState, tuple[int, bool]]:
-    """The batch of each transaction that a record names, and whether a repair has written it."""
-    records = [r for batch_id in listing.batches() for r in listing.chain(batch_id)]
+def _decided(query: Query, listing: Listing) -> dict[PreparedTxnState, tuple[int, bool]]:
+    """The batch of each transaction that a record names, also one that was purged, and whether a
+    repair has written it.
+    """
+    kept = [r for batch_id in listing.batches() for r in listing.chain(batch_id)]
+    records = [*query.records.removed, *kept]
     return {c.state: (r.slot.batch_id, r.repair != "") for r in records for c in r.committables}
 
 
@@ -54,7 +58,7 @@ def may_be_lost(query: Query, listing: Listing, *, named_by_start: bool = False)
     still there.
     """
     gone = set(query.notes.removed.values())
-    decided, marked = _decided(listing), query.world.brokers.marked
+    decided, marked = _decided(query, listing), query.world.brokers.marked
     found: set[int] = set()
     for s in query.notes.struck:
         at_s = s.at_s or marked.get((s.where, s.producer.producer_id, s.producer.epoch))
@@ -121,7 +125,7 @@ def _gate_ends(query: Query, gate: PreparedTxnState) -> list[int]:
         for e in log.entries:
             if (e.producer_id, e.epoch, e.marker) == (gate.producer_id, gate.epoch, None):
                 found += _end_ms(log, gate.producer_id, e.base, commit=False)
-    return [] if gate.producer_id in brokers.timed_out else found
+    return [] if (gate.producer_id, gate.epoch) in brokers.timed_out else found
 
 
 def torn(query: Query, listing: Listing) -> Iterator[str]:
@@ -187,6 +191,15 @@ def may_be_missing(query: Query, listing: Listing) -> set[int]:
     return missing - rows_there(query)
 
 
+def decided_late(query: Query, listing: Listing) -> Iterator[str]:
+    """Transactions that had timed out before their batch was about to be decided."""
+    timed_out = query.world.brokers.timed_out
+    for state, (batch_id, _) in _decided(query, listing).items():
+        at_s = timed_out.get((state.producer_id, state.epoch), math.inf)
+        if at_s < query.notes.called.get(state, 0):
+            yield f"decided late: {state} of batch {batch_id} had timed out at {at_s:.1f} s"
+
+
 def judge_query(query: Query, listing: Listing) -> Iterator[str]:
     """What is wrong beside the rows that readers find."""
     there = rows_there(query)
@@ -199,4 +212,5 @@ def judge_query(query: Query, listing: Listing) -> Iterator[str]:
             yield f"batch {batch_id} is called missing, and is there"
     yield from filter(None, (false_alarm(query, listing, e) for e in query.notes.losses))
     yield from torn(query, listing)
+    yield from decided_late(query, listing)
     yield from unexplained(query)

@@ -16,7 +16,15 @@ import pyarrow as pa
 
 # %% ../../../nbs/proof/simulation/11_query_runs.ipynb #c004
 from .coordinator import Where
-from .lives import Killed, Life, MortalCluster, SlowLog, Steps
+from kafka2pc.proof.simulation.lives import (
+    BETWEEN,
+    Killed,
+    Life,
+    MortalCluster,
+    Records,
+    SlowLog,
+    Steps,
+)
 from .log_histories import SimulatedLog
 from kafka2pc.proof.simulation.producer_histories import (
     QUERY,
@@ -29,7 +37,7 @@ from .trouble import World
 from ...protocol.clock import Moment
 from ...protocol.driver import Driver, Policy
 from ...protocol.errors import LostTransaction, TwoPhaseError
-from ...protocol.log.decisions import Decision, Identity, Slot
+from ...protocol.log.decisions import Identity
 from ...protocol.log.slots import DecisionLog
 from ...protocol.messages import CommitMessage, Mode, Plan, PreparedTxnState
 from ...protocol.phases import commit as commit_phase
@@ -94,8 +102,11 @@ class Query:
     timeout_ms: int = 600_000
     pause_s: float = 3
     dies_at_ends: random.Random | None = None  # the dice of runs that die while they commit
-    records: dict[Slot, Decision] = field(default_factory=dict)
+    records: Records = field(default_factory=Records)
+    keeps: int = 100  # old batches in the log
     committed: set[int] = field(default_factory=set)
+    story: list[tuple[float, str]] | None = None  # what has happened, if it is kept
+    lives: int = 0
     ended: list[End] = field(default_factory=list)
     late: list[End] = field(default_factory=list)
     typed: list[End] = field(default_factory=list)
@@ -104,6 +115,11 @@ class Query:
     turned_back: bool = False  # the log was, by a batch
     stopped: bool = False  # and a start has said so
     notes: Notes = field(default_factory=Notes)
+
+    def tell(self, text: str) -> None:
+        """This has happened now."""
+        if self.story is not None:
+            self.story.append((self.world.clock.seconds, text))
 
     def log(self, life: Life) -> DecisionLog:
         """The decision log, as a process with this life sees it."""
@@ -139,7 +155,7 @@ _EVENTS = (
     "ok reopen",
 )
 
-
+# %% ../../../nbs/proof/simulation/11_query_runs.ipynb #11cc0001
 def _point(dice: random.Random, most: int) -> int | str:
     return dice.choice(_EVENTS) if dice.random() < 0.6 else dice.randint(1, most)
 
@@ -157,11 +173,21 @@ def naps_of(query: Query, most: int = 80) -> dict[int | str, float]:
 
 
 def life_of(
-    query: Query, dies: int | str | None = None, ends: int = 0, phase: str = "between"
+    query: Query,
+    dies: int | str | None = None,
+    ends: int = 0,
+    phase: str = BETWEEN,
+    naps: dict[int | str, float] | None = None,
 ) -> Life:
-    """That of one more process. `phase`: that is what it does, between the phases."""
+    """That of one more process. `phase`: that is what it does, between the phases; `naps` None: by
+    the dice.
+    """
     clock, met = query.world.clock, query.world.network.met
-    return Life(dies, ends, naps_of(query), clock.sleep, met, [phase])
+    naps = naps_of(query) if naps is None else naps
+    query.lives += 1
+    name = f"process {query.lives} ({'run' if phase == BETWEEN else phase})"
+    tell = lambda text: query.tell(f"{name} {text}")
+    return Life(dies, ends, naps, clock.sleep, met, [phase], tell)
 
 # %% ../../../nbs/proof/simulation/11_query_runs.ipynb #40df8a74
 def _frame(rows: Sequence[tuple[int, int]]) -> pa.RecordBatch:
@@ -190,6 +216,8 @@ def driver_of_life(query: Query, life: Life) -> Driver:
         about=Identity(checkpoint=f"place {query.place}"),
         policy=Policy(
             retry=partial(retry_unknown, clock=clock),
+            keep_batches=query.keeps,
+            keep_claims=min(query.keeps, 8),
             lost_transactions="skip" if query.skips else "repair",
         ),
         spark_committed=lambda batch_id: batch_id in query.committed,
@@ -202,7 +230,10 @@ def _task(query: Query, plan: Plan, task: int, life: Life) -> CommitMessage:
     store = _process(query, life)
     rows = query.rows(plan.batch_id, task)
     frames = iter([_frame(rows)] if rows else [])
-    return precommit_phase.precommit([store], replace(plan, task=task), frames)
+    message = precommit_phase.precommit([store], replace(plan, task=task), frames)
+    names = ", ".join(f"producer {c.state.producer_id}" for c in message.committables)
+    life.tell(f"has written task {task} of batch {plan.batch_id} as {names or 'nothing'}")
+    return message
 
 
 def _late_task(query: Query, plan: Plan, task: int, life: Life) -> None:
@@ -219,8 +250,8 @@ def _attempts(query: Query, plan: Plan, task: int) -> CommitMessage:
     more = not query.awake and "late tasks" in query.world.kinds and clock.dice.random() < 0.3
     if more and clock.turns:
         seconds = clock.dice.choice((1, 0.7, 2)) * query.timeout_ms / 1000
-        life = Life(naps={clock.dice.randint(1, 20): seconds}, sleep=clock.sleep)
-        life.phases = ["task"]
+        naps: dict[int | str, float] = {clock.dice.randint(1, 20): seconds}
+        life = life_of(query, phase="late task", naps=naps)
         clock.turns.join(partial(_late_task, query, plan, task, life))
     messages = [_task(query, plan, task, life_of(query, phase="task")) for _ in range(1 + more)]
     return clock.dice.choice(messages)
@@ -253,13 +284,14 @@ def run(query: Query, life: Life) -> None:
         asked_s = clock.seconds
         offsets = f"rows of {batch_id}"
         plan = restore_phase.restore(driver, batch_id, offsets_hash=offsets, mine=mine)
-        if plan.mode is Mode.WRITE and not mine:
+        if plan.mode is Mode.WRITE and not mine and not query.skips:  # else a loss is only logged
             query.notes.looked.append((asked_s, batch_id - 1))
         _write(query, driver, plan)
         life.step()
         if batch_id in query.committed:
             return  # Spark ends a run whose batch another one has committed
         query.committed.add(batch_id)
+        query.tell(f"Spark has batch {batch_id}")
         # a batch that is only drained was claimed by another run
         mine = plan.token if plan.mode is Mode.WRITE else None
         batch_id += 1
@@ -268,6 +300,7 @@ def run(query: Query, life: Life) -> None:
 def note_end(query: Query, ended: list[End], error: TwoPhaseError) -> None:
     """A process has ended with this error."""
     ended.append(End.of(error))
+    query.tell(f"an error: {ended[-1]}")
     if isinstance(error, LostTransaction):
         logs = query.world.brokers.topics[TOPIC].partitions
         there = frozenset(n for log in logs for _, n in committed_rows(log))
@@ -293,12 +326,20 @@ def _life(query: Query, *, first: bool) -> Life:
 
 # %% ../../../nbs/proof/simulation/11_query_runs.ipynb #10bb0001
 def _turn_back(query: Query) -> None:
-    """The log loses the records of its newest batch, as a backup of yesterday does; once."""
+    """The log loses the records of its newest batch, as a backup of yesterday does; once. (Not
+    where errors are caught: with the note of a failed batch nothing would say that it is missing.)
+    """
     kinds, dice = query.world.kinds, query.world.clock.dice
-    if "log turned back" not in kinds or query.turned_back or not query.alone:
+    if (
+        "log turned back" not in kinds
+        or "errors caught" in kinds
+        or query.turned_back
+        or not query.alone
+    ):
         return
     if query.records and dice.random() < 0.3:
         query.turned_back = True
+        query.tell("the log is turned back by a batch")
         last = max(query.records).batch_id
         for slot in [s for s in query.records if s.batch_id == last]:
             del query.records[slot]

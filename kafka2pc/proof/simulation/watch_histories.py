@@ -113,7 +113,7 @@ def _play(seed: int, most: int, without: frozenset[str], keep_log: bool, watched
         w.rows[where].append(number)
     return result_of(world, seed, w, judge(world, w, task_of))
 
-
+# %% ../../../nbs/proof/simulation/18_watch_histories.ipynb #18cc0001
 def watch_history(
     seed: int,
     *,
