@@ -602,7 +602,8 @@ def test_a_key_is_forgotten_in_time_although_an_operator_came_between(
     query_id = plan_write(wanted).plan.query_id
     log = FileLog(str(tmp_path / "log" / query_id))
     driver = Driver(query_id=query_id, log=log, participants={store.name: store})
-    planned = Plan(query_id=query_id, batch_id=0, attempt=2, token=new_token(0, 2))
+    token = commit_of(log, 0).token
+    planned = Plan(query_id=query_id, batch_id=0, attempt=1, token=token)
     precommit([store], planned, iter([["of a copy"]]))
     restore(driver)
     assert store.in_doubt(query_id) == [], "the claim was needed"

@@ -27,7 +27,7 @@ __all__ = ['any_aborted', 'write_in_background', 'precommit_unflushed', 'begin_a
            'miss_nobody', 'believe_the_place', 'believe_the_key', 'written_asked_last', 'named_all',
            'finish_what_is_open', 'finish_by_name', 'unfinished_anyhow', 'never_gone_on', 'finish_and_repair',
            'finish_and_sweep', 'finish_and_end_gate', 'abort_nothing', 'finish_later', 'strays_of_all_claims',
-           'abort_without_gate', 'spare_nothing', 'token_without_random', 'precommit_always']
+           'abort_without_gate', 'repair_all_or_nothing', 'spare_nothing', 'token_without_random', 'precommit_always']
 
 # %% ../../../nbs/proof/model/08_broken_steps.ipynb #c002
 import itertools
@@ -51,7 +51,7 @@ from ...protocol.log.questions import commit_of, later_batch, newest_commit
 from ...protocol.log.slots import Chains, DecisionLog, Late, Listing, never_late, win
 from ...protocol.messages import CommitMessage, Committable, Mode, Plan
 from ...protocol.names import Token
-from ...protocol.participant import Outcome, Participant, Unended
+from ...protocol.participant import Outcome, Participant, RowsMissing, Unended
 from ...protocol.phases import finish as finish_phase
 from ...protocol.phases import salvage as salvage_phase
 from ...protocol.phases.claim import claim, next_attempt
@@ -61,6 +61,7 @@ from ...protocol.phases.finish import finish, finish_late
 from ...protocol.phases.gate import closing
 from ...protocol.phases.gate.opening import open_gates
 from ...protocol.phases.precommit import precommit
+from ...protocol.phases.repair import repair
 from ...protocol.phases.requests import send, send_all
 from ...protocol.phases.restore import restore
 from ...protocol.phases.sweep import abort_left, sweep
@@ -911,6 +912,16 @@ def abort_without_gate(
 ) -> bool:
     bare = [m and replace(m, plan=replace(m.plan, gates=())) for m in messages]
     return abort(driver, bare, batch_id)
+
+
+def repair_all_or_nothing(driver: Driver, decision: Decision, *args: Any, **how: Any) -> Any:
+    """Rows that are gone keep others of their batch from being written again."""
+    lost, *_ = args
+    try:
+        return repair(driver, decision, *args, **how)
+    except RowsMissing as e:
+        places = next(iter(e.gone.values()))
+        raise RowsMissing(dict.fromkeys(lost, places)) from None
 
 
 def spare_nothing(log: DecisionLog) -> None:

@@ -303,6 +303,13 @@ MORE_RULES |= {
         "16",
         lone=True,
     ),
+    "rows that are gone keep no others": Rule(
+        "rows of one aborted transaction are gone, so none of its store is written again",
+        "NOT-REPAIRED",
+        Config(drivers=1, batches=1, slots=(3,), timeout=2, remove=1),
+        (("finish.repair", broken.repair_all_or_nothing),),
+        "repair",
+    ),
     "only what was aborted": Rule(
         "of what was aborted in one partition, all partitions are written again",
         "DUPLICATE",
@@ -668,11 +675,6 @@ LIMITS = {
         _TORN,
         replace(_GATE, timeout=1),
         (("systems.has_fallen", broken.never_fallen),),
-    ),
-    "all rows or none, also of the others": Rule(
-        "rows of one aborted transaction are gone, so none of its store is written again",
-        "NOT-REPAIRED",
-        Config(drivers=1, batches=1, slots=(3,), timeout=2, remove=1),
     ),
     "a driver that oversleeps": Rule(
         "between the check and the decision more than the margin passes",

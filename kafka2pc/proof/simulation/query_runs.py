@@ -77,7 +77,7 @@ class Notes:
     called: dict[PreparedTxnState, float] = field(default_factory=dict)
     looked: list[tuple[float, int]] = field(default_factory=list)
     struck: list[Strike] = field(default_factory=list)
-    # removed by retention: (partition, offset) and the number; where readers had found it
+    # removed by retention: (partition, offset) and the number; where it was committed
     removed: dict[tuple[int, int], int] = field(default_factory=dict)
     found: set[tuple[int, int]] = field(default_factory=set)
 
