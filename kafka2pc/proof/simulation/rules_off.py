@@ -28,7 +28,8 @@ from ...protocol.states import TxnState
 # %% ../../../nbs/proof/simulation/17_rules_off.ipynb #17000002
 ALL_RULES = RULES | MORE_RULES
 OF_THE_MODEL = ("model", "replay", "systems")
-NOT_HERE = ("only Ongoing", "floor at the finish")  # their switches ask the model's stores
+# these switches ask the stores of the model, or call themselves until the stack is full
+NOT_HERE = ("only Ongoing", "floor at the finish", "follow REPAIR")
 
 
 def _mutant_of(name: str, rule: Rule) -> Mutant | None:
@@ -138,7 +139,6 @@ FIRST_SEEDS: dict[str, int] = {
     "a refusal proves nothing": 0,
     "reopen if all is aborted": 38,
     "REPAIR before its commit": 14,
-    "follow REPAIR": 14,
     "CLAIM before the new transaction": 14,
     "floor at the repair": 19,
     "a reopened batch is not passed over": 48,
